@@ -1,0 +1,353 @@
+"""Records of format v1 and their JSON codec. Pure; every field of a file is checked before it is believed.
+
+A manifest makes an attempt's folder explain itself; an index is one rank's block table; claim, base, commit,
+quarantine and retire are small records beside them. Unknown fields are ignored (they may come with a later
+minor version); an unknown entry of ``requires`` is not: the reader refuses it by name.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+from ckpt.errors import Damaged, Unsupported
+from ckpt.format.blocks import Item, block_count
+
+FORMAT = 1
+DIGEST = "xxh3-128"
+KNOWN_FEATURES: frozenset[str] = frozenset()  # what a manifest may require of its reader
+MAX_BYTES = 1 << 62
+
+DTYPE_BYTES = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex32": 4, "complex64": 8, "complex128": 16,
+    "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
+}  # fmt: skip
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectRecord:
+    """One object of the attempt's folder: name in it, size, digest of all its bytes, the rank that wrote it."""
+
+    name: str
+    bytes: int
+    digest: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorRecord:
+    """One logical tensor. ``fingerprint`` None means *not verified*."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    fingerprint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueRecord:
+    """One value that is no tensor: ``kind`` is "replicated" or "per_rank"; ``digest`` is of its bytes."""
+
+    kind: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What an attempt's folder holds. ``step`` and ``attempt`` are None for a folder outside a run."""
+
+    step: int | None
+    attempt: str | None
+    created: str
+    world_size: int
+    objects: tuple[ObjectRecord, ...]
+    tensors: dict[str, TensorRecord]
+    values: dict[str, ValueRecord]
+    writer: dict[str, str] = field(default_factory=dict)
+    topology: dict[str, Any] = field(default_factory=dict)
+    codec: str = "raw"
+    fingerprint: str | None = None
+    references: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all objects."""
+        return sum(o.bytes for o in self.objects)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """The commit record: the step counts from the moment this exists (unless a newer epoch says otherwise)."""
+
+    attempt: str
+    step: int
+    base: str | None
+    manifest_digest: str
+    manifest_bytes: int
+    total_bytes: int
+    created: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """The claim of an epoch; ``writer`` is unique, so that one can recognise one's own."""
+
+    epoch: str
+    writer: str
+    host: str
+    pid: int
+    world_size: int
+    created: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """What an epoch builds on: the name of an attempt, or None for a fresh start."""
+
+    epoch: str
+    attempt: str | None
+    created: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A quarantine or retire record: why, by which epoch, when."""
+
+    attempt: str
+    reason: str
+    epoch: str | None
+    created: str
+    details: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """One rank's items in the order in which they lie in its data objects."""
+
+    rank: int
+    items: tuple[Item, ...]
+
+
+def dump(kind: str, record: object) -> bytes:
+    """Encode a record as JSON that a person can read; ``kind`` is manifest, commit, claim, base, mark, index."""
+    body = {"schema": f"ckpt.{kind}/{FORMAT}", **_plain(asdict(record))}  # type: ignore[call-overload]
+    if kind == "index":
+        body["items"] = [[i[k] for k in _ITEM_FIELDS] for i in body["items"]]
+        body["fields"] = list(_ITEM_FIELDS)
+    return (json.dumps(body, indent=None if kind == "index" else 1, sort_keys=False) + "\n").encode()
+
+
+def load_manifest(data: bytes, where: str) -> Manifest:
+    """Decode and check a manifest; ``where`` names it in errors.
+
+    Raises ``Unsupported`` for a newer version or an unknown required feature, ``Damaged`` for anything malformed.
+    """
+    d = _Fields(data, "manifest", where)
+    requires = d.strings("requires")
+    if unknown := sorted(set(requires) - KNOWN_FEATURES):
+        raise Unsupported(
+            f"{where} needs features that this version does not have: {', '.join(unknown)}",
+            hint="install a newer torchrelay to read this step; it is not damaged",
+        )
+    if (codec := d.text("codec")) != "raw":
+        raise Unsupported(f"{where} is written with codec {codec!r}, which this version cannot read")
+    objects = tuple(
+        ObjectRecord(name=o.name("name"), bytes=o.size("bytes"), digest=o.digest("digest"), rank=o.size("rank"))
+        for o in d.records("objects")
+    )
+    if len({o.name for o in objects}) != len(objects):
+        d.bad("objects", "a name appears twice")
+    if math.fsum(o.bytes for o in objects) > MAX_BYTES:
+        d.bad("objects", "the sizes add up to more than any store holds")
+    return Manifest(
+        step=d.optional("step", d.size), attempt=d.optional("attempt", d.text), created=d.text("created"),
+        world_size=d.size("world_size"), objects=objects,
+        tensors={k: TensorRecord(dtype=t.dtype("dtype"), shape=t.sizes("shape"),
+                                 fingerprint=t.optional("fingerprint", t.text)) for k, t in d.mapping("tensors")},
+        values={k: ValueRecord(kind=v.one_of("kind", "replicated", "per_rank"), digest=v.digest("digest"))
+                for k, v in d.mapping("values")},
+        writer={k: str(v) for k, v in d.table("writer").items()}, topology=d.table("topology"), codec=codec,
+        fingerprint=d.optional("fingerprint", d.text), references=d.strings("references"), requires=requires,
+    )  # fmt: skip
+
+
+def load_index(data: bytes, where: str, objects: dict[str, int]) -> Index:
+    """Decode and check an index against the sizes of the objects that the manifest names."""
+    d = _Fields(data, "index", where)
+    fields = d.strings("fields")
+    if missing := sorted(set(_ITEM_FIELDS) - set(fields)):
+        d.bad("fields", f"lacks {', '.join(missing)}")
+    items = tuple(_item(d.row(i, fields), objects) for i in range(d.length("items")))
+    end: dict[str, int] = {}
+    for it in items:  # items follow one another without holes: no byte of an object is outside a checksum
+        if it.start != end.get(it.object, 0):
+            d.bad("items", f"{it.fqn}: starts at {it.start} in {it.object}, expected {end.get(it.object, 0)}")
+        end[it.object] = it.start + it.length
+    for name, stop in end.items():
+        if stop != objects[name]:
+            d.bad("items", f"items of {name} end at {stop}, the object has {objects[name]} bytes")
+    return Index(rank=d.size("rank"), items=items)
+
+
+def load_commit(data: bytes, where: str) -> Commit:
+    """Decode and check a commit record."""
+    d = _Fields(data, "commit", where)
+    return Commit(
+        attempt=d.text("attempt"), step=d.size("step"), base=d.optional("base", d.text),
+        manifest_digest=d.digest("manifest_digest"), manifest_bytes=d.size("manifest_bytes"),
+        total_bytes=d.size("total_bytes"), created=d.text("created"),
+    )  # fmt: skip
+
+
+def load_claim(data: bytes, where: str) -> Claim:
+    """Decode and check a claim."""
+    d = _Fields(data, "claim", where)
+    return Claim(epoch=d.text("epoch"), writer=d.text("writer"), host=d.text("host"), pid=d.size("pid"),
+                 world_size=d.size("world_size"), created=d.text("created"))  # fmt: skip
+
+
+def load_base(data: bytes, where: str) -> Base:
+    """Decode and check a base record."""
+    d = _Fields(data, "base", where)
+    return Base(epoch=d.text("epoch"), attempt=d.optional("attempt", d.text), created=d.text("created"))
+
+
+def load_mark(data: bytes, where: str) -> Mark:
+    """Decode and check a quarantine or retire record."""
+    d = _Fields(data, "mark", where)
+    return Mark(attempt=d.text("attempt"), reason=d.text("reason"), epoch=d.optional("epoch", d.text),
+                created=d.text("created"), details=d.strings("details"))  # fmt: skip
+
+
+_ITEM_FIELDS = ("fqn", "offsets", "shape", "dtype", "object", "start", "length", "payload_start",
+                "payload_length", "block_bytes", "digests")  # fmt: skip
+
+
+def _item(d: _Fields, objects: dict[str, int]) -> Item:
+    item = Item(
+        fqn=d.text("fqn"), offsets=d.optional("offsets", d.sizes), shape=d.sizes("shape"),
+        dtype=d.optional("dtype", d.dtype), object=d.name("object"), start=d.size("start"),
+        length=d.size("length"), payload_start=d.size("payload_start"),
+        payload_length=d.size("payload_length"), block_bytes=d.size("block_bytes"), digests=d.digests("digests"),
+    )  # fmt: skip
+    if item.object not in objects:
+        d.bad("object", f"{item.object} is not in the manifest")
+    if item.start + item.length > objects[item.object]:
+        d.bad("length", f"reaches past the end of {item.object} ({objects[item.object]} bytes)")
+    if item.payload_start + item.payload_length > item.length or item.block_bytes < 1:
+        d.bad("payload_length", "does not fit into the item")
+    if item.dtype is not None:
+        want = math.prod(item.shape) * DTYPE_BYTES[item.dtype]
+        if item.payload_length != want:
+            d.bad("payload_length", f"is {item.payload_length}, {item.dtype} {item.shape} takes {want}")
+        if item.offsets is None or len(item.offsets) != len(item.shape):
+            d.bad("offsets", "do not match the shape")
+    if len(item.digests) != block_count(item.payload_length, item.block_bytes):
+        d.bad("digests", f"has {len(item.digests)} blocks")
+    return item
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+class _Fields:
+    """Typed access to one JSON object; whatever is not as the format says raises ``Damaged``, named."""
+
+    def __init__(self, data: bytes | dict[str, Any], kind: str, where: str) -> None:
+        self._where, self._kind = where, kind
+        if isinstance(data, dict):
+            self._d = data
+            return
+        try:
+            d = json.loads(data)
+        except (ValueError, RecursionError) as e:
+            raise Damaged(f"{where} is not JSON: {str(e)[:120]}") from None
+        if not isinstance(d, dict):
+            raise Damaged(f"{where} is not a JSON object")
+        self._d = d
+        tool, _, version = self.text("schema").partition("/")
+        if tool != f"ckpt.{kind}":
+            self.bad("schema", f"is {tool!r}, expected 'ckpt.{kind}'")
+        if version != str(FORMAT):
+            raise Unsupported(f"{where} has format version {version!r}; this version reads {FORMAT}",
+                              hint="install a torchrelay that knows this version; the step is not damaged")  # fmt: skip
+
+    def bad(self, key: str, what: str) -> None:
+        raise Damaged(f"{self._where}: {self._kind} field {key!r} {what}")
+
+    def _get(self, key: str, check: Callable[[Any], bool], want: str) -> Any:
+        value = self._d.get(key)
+        if not check(value):
+            self.bad(key, f"is {str(value)[:60]!r}, expected {want}")
+        return value
+
+    def text(self, key: str) -> str:
+        return str(self._get(key, lambda v: isinstance(v, str) and len(v) <= 4096, "text"))
+
+    def name(self, key: str) -> str:
+        ok = lambda v: isinstance(v, str) and 0 < len(v) <= 1024 and ".." not in v.split("/") and v[0] != "/"  # noqa: E731
+        return str(self._get(key, ok, "a name inside the folder"))
+
+    def size(self, key: str) -> int:
+        return int(self._get(key, _is_size, "a whole number from 0 to 2^62"))
+
+    def sizes(self, key: str) -> tuple[int, ...]:
+        ok = lambda v: isinstance(v, list) and len(v) <= 64 and all(map(_is_size, v))  # noqa: E731
+        return tuple(self._get(key, ok, "a list of sizes"))
+
+    def digest(self, key: str) -> str:
+        return str(self._get(key, _is_digest, f"{DIGEST} in 32 hex digits"))
+
+    def digests(self, key: str) -> tuple[str, ...]:
+        return tuple(self._get(key, lambda v: isinstance(v, list) and all(map(_is_digest, v)), "digests"))
+
+    def dtype(self, key: str) -> str:
+        return str(self._get(key, lambda v: isinstance(v, str) and v in DTYPE_BYTES, "a dtype"))
+
+    def one_of(self, key: str, *allowed: str) -> str:
+        return str(self._get(key, lambda v: isinstance(v, str) and v in allowed, " or ".join(allowed)))
+
+    def strings(self, key: str) -> tuple[str, ...]:
+        return tuple(self._get(key, lambda v: isinstance(v, list) and all(isinstance(s, str) for s in v), "texts"))
+
+    def table(self, key: str) -> dict[str, Any]:
+        return dict(self._get(key, lambda v: isinstance(v, dict), "an object"))
+
+    def optional(self, key: str, read: Callable[[str], T]) -> T | None:
+        return None if self._d.get(key) is None else read(key)
+
+    def records(self, key: str) -> Iterable[_Fields]:
+        ok = lambda v: isinstance(v, list) and all(isinstance(r, dict) for r in v)  # noqa: E731
+        for n, r in enumerate(self._get(key, ok, "a list of objects")):
+            yield _Fields(r, f"{self._kind} {key}[{n}]", self._where)
+
+    def mapping(self, key: str) -> Iterable[tuple[str, _Fields]]:
+        ok = lambda v: isinstance(v, dict) and all(isinstance(r, dict) for r in v.values())  # noqa: E731
+        for k, r in self._get(key, ok, "an object of objects").items():
+            yield k, _Fields(r, f"{self._kind} {key}[{k}]", self._where)
+
+    def length(self, key: str) -> int:
+        return len(self._get(key, lambda v: isinstance(v, list), "a list"))
+
+    def row(self, n: int, fields: tuple[str, ...]) -> _Fields:
+        row = self._d["items"][n]
+        if not isinstance(row, list) or len(row) != len(fields):
+            self.bad("items", f"row {n} does not match the fields")
+        return _Fields(dict(zip(fields, row, strict=True)), f"{self._kind} item {n}", self._where)
+
+
+def _is_size(v: Any) -> bool:
+    return type(v) is int and 0 <= v <= MAX_BYTES
+
+
+def _is_digest(v: Any) -> bool:
+    return isinstance(v, str) and len(v) == 32 and all(c in "0123456789abcdef" for c in v)
