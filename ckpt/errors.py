@@ -36,9 +36,7 @@ class CkptError(Exception):
     code: ClassVar[str] = "C-0"
     exit_status: ClassVar[int] = 70
 
-    def __init__(
-        self, message: str, *, facts: list[tuple[str, str]] | None = None, hint: str | None = None
-    ) -> None:
+    def __init__(self, message: str, *, facts: list[tuple[str, str]] | None = None, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.facts = list(facts or [])
@@ -50,14 +48,10 @@ class CkptError(Exception):
     def __str__(self) -> str:
         rows = [*self.facts, *([("next", self.hint)] if self.hint else [])]
         width = max((len(label) for label, _ in rows), default=0)
-        return "\n".join(
-            [f"[{self.code}] {self.message}", *(f"  {label:<{width}}  {value}" for label, value in rows)]
-        )
+        return "\n".join([f"[{self.code}] {self.message}", *(f"  {label:<{width}}  {value}" for label, value in rows)])
 
 
-def _rebuild(
-    cls: type[CkptError], message: str, facts: list[tuple[str, str]], hint: str | None
-) -> CkptError:
+def _rebuild(cls: type[CkptError], message: str, facts: list[tuple[str, str]], hint: str | None) -> CkptError:
     return cls(message, facts=facts, hint=hint)
 
 

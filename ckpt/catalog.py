@@ -1,0 +1,317 @@
+"""Which steps of a run count, which one to resume from, and what may be deleted.
+
+The rules (DESIGN of the format, ckpt/FORMAT.md): an epoch is the fencing token of one start; its base record names
+the attempt it builds on. What counts follows attempts back from the newest epoch that has a base, not step numbers:
+a late commit of a stale writer, or of a branch that was rolled back from, is never chosen.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from ckpt.errors import Damaged, Incomplete, NotFound, ObjectMissing, Refused, StorageError, Superseded
+from ckpt.format import layout
+from ckpt.format.digest import digest
+from ckpt.format.layout import Attempt, Epoch
+from ckpt.format.manifest import (
+    Base,
+    Claim,
+    Commit,
+    Manifest,
+    Mark,
+    dump,
+    load_base,
+    load_commit,
+    load_manifest,
+    load_mark,
+)
+from ckpt.policy import Keep
+from ckpt.store import conditional_put_works
+from ckpt.store.contract import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What one look at a run's records showed. Commits were listed before epochs."""
+
+    commits: frozenset[Attempt]
+    epochs: frozenset[Epoch]
+    with_base: frozenset[Epoch]
+    quarantined: frozenset[Attempt]
+    retiring: frozenset[Attempt]
+
+    @property
+    def newest_epoch(self) -> Epoch | None:
+        """The newest claimed epoch, with or without a base."""
+        return max(self.epochs, default=None)
+
+    @property
+    def empty(self) -> bool:
+        """Nothing was ever committed or based here."""
+        return not (self.commits or self.with_base)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A counted step whose records and object sizes have been checked (not its bytes)."""
+
+    attempt: Attempt
+    commit: Commit
+    manifest: Manifest
+
+
+@dataclass(slots=True)
+class Catalog:
+    """The records of one run. Reading is safe from any process at any time; base records are kept once read."""
+
+    store: Store
+    _bases: dict[Epoch, Attempt | None] = field(default_factory=dict)
+
+    def listing(self) -> Listing:
+        """List the run's records: commits first, epochs second, again while a commit's epoch is not listed yet."""
+        for _ in range(5):
+            commits = _attempts(self.store, layout.COMMITS)
+            keys = [parsed for e in self.store.list(layout.EPOCHS) if (parsed := layout.parse_epoch_key(e.key))]
+            epochs = frozenset(e for e, is_base in keys if not is_base)
+            if all(c.epoch in epochs for c in commits):
+                break
+        return Listing(
+            commits=commits, epochs=epochs, with_base=frozenset(e for e, is_base in keys if is_base),
+            quarantined=_attempts(self.store, layout.QUARANTINE), retiring=_attempts(self.store, layout.RETIRE),
+        )  # fmt: skip
+
+    def base_of(self, epoch: Epoch) -> Attempt | None:
+        """The attempt that an epoch builds on, or None for a fresh start. Raises ``Damaged`` for a bad record."""
+        if epoch not in self._bases:
+            where = f"{self.store.url}/{epoch.base_key}"
+            name = load_base(self.store.get(epoch.base_key), where).attempt
+            attempt = layout.parse_attempt(name) if name is not None else None
+            if name is not None and (attempt is None or attempt.epoch >= epoch):
+                raise Damaged(f"{where} names {name!r}, which no older epoch can have written")
+            self._bases[epoch] = attempt
+        return self._bases[epoch]
+
+    def counted(self, listing: Listing) -> list[Attempt]:
+        """The committed attempts that count, newest first, whether usable or not."""
+        return counted(listing.commits, listing.with_base, self.base_of)
+
+    def usable(self, listing: Listing) -> list[Attempt]:
+        """The counted attempts that are neither quarantined nor being retired, newest first.
+
+        A base record of an epoch after the retirement, naming the attempt, voids the retirement.
+        """
+        live = self.counted(listing)
+        based_on = {b: e for e in sorted(listing.with_base) if (b := self.base_of(e)) is not None}
+        out = []
+        for a in live:
+            if a in listing.quarantined:
+                continue
+            if a in listing.retiring:
+                by = self._retired_by(a)
+                if by is None or not (a in based_on and based_on[a] > by):
+                    continue
+            out.append(a)
+        return out
+
+    def _retired_by(self, attempt: Attempt) -> Epoch | None:
+        try:
+            mark = load_mark(self.store.get(attempt.retire_key), attempt.retire_key)
+        except ObjectMissing:
+            return None
+        parsed = layout.parse_epoch_key(f"{layout.EPOCHS}{(mark.epoch or '')[1:]}.json")
+        return parsed[0] if parsed else None
+
+    def candidate(self, attempt: Attempt) -> Candidate:
+        """Read an attempt's commit and manifest, and compare every object's presence and size.
+
+        Raises ``Damaged`` or ``Incomplete`` for proven damage, ``Unsupported`` for a newer format.
+        """
+        where = f"{self.store.url}/{attempt.commit_key}"
+        commit = load_commit(self.store.get(attempt.commit_key), where)
+        if commit.attempt != str(attempt) or commit.step != attempt.step:
+            raise Damaged(f"{where} speaks of {commit.attempt}, step {commit.step}")
+        key = attempt.prefix + layout.MANIFEST
+        try:
+            data = self.store.get(key)
+        except ObjectMissing:
+            raise Incomplete(f"step {attempt.step}: {self.store.url}/{key} is missing") from None
+        if (found := digest(data)) != commit.manifest_digest:
+            raise Damaged(
+                f"step {attempt.step}: the manifest is not the one that was committed",
+                facts=[
+                    ("object", f"{self.store.url}/{key}"),
+                    ("expected", commit.manifest_digest),
+                    ("found", found),
+                ],
+            )
+        manifest = load_manifest(data, f"{self.store.url}/{key}")
+        there = {e.key: e.size for e in self.store.list(attempt.prefix)}
+        facts = []
+        for o in manifest.objects:
+            size = there.get(attempt.prefix + o.name)
+            if size != o.bytes:
+                found = "missing" if size is None else f"{size} bytes"
+                facts.append(
+                    (
+                        "object",
+                        f"{attempt.prefix}{o.name}: expected {o.bytes} bytes, {found} (written by rank {o.rank})",
+                    )
+                )
+        if facts:
+            raise Incomplete(f"step {attempt.step}: {len(facts)} of {len(manifest.objects)} objects are not as committed",
+                             facts=facts[:20])  # fmt: skip
+        return Candidate(attempt, commit, manifest)
+
+    def resolve(self, step: int | None = None) -> Attempt:
+        """The newest usable attempt, or the usable one of a given step. Raises ``NotFound``."""
+        listing = self.listing()
+        usable = self.usable(listing)
+        for a in usable:
+            if step is None or a.step == step:
+                return a
+        if listing.empty and step is None:
+            raise NotFound(
+                f"no committed step at {self.store.url}",
+                hint="check the URL; a run writes its first step when it saves",
+            )
+        what = "no usable step" if step is None else f"step {step} is not a usable step"
+        have = ", ".join(str(a.step) for a in usable[:8]) or "none"
+        raise NotFound(f"{what} at {self.store.url}", facts=[("usable steps", have)], hint=f"ckpt ls {self.store.url}")
+
+
+def counted(
+    commits: Collection[Attempt], with_base: Collection[Epoch], base_of: Callable[[Epoch], Attempt | None]
+) -> list[Attempt]:
+    """The committed attempts that count, newest first. Pure, given ``base_of``.
+
+    Newest epoch with a base → its commits above the base → the base attempt → its epoch's commits at or below it → …
+    """
+    out: list[Attempt] = []
+    epoch, cap = max(with_base, default=None), None
+    while epoch is not None:
+        base = base_of(epoch) if epoch in with_base else None
+        mine = (a for a in commits if a.epoch == epoch)
+        out += sorted(
+            (a for a in mine if (cap is None or a <= cap) and (base is None or a.step > base.step)),
+            reverse=True,
+        )
+        epoch, cap = (base.epoch, base) if base is not None else (None, None)
+    return out
+
+
+# --- what writers do ------------------------------------------------------------------------------------------
+
+
+def claim(store: Store, *, world_size: int) -> Epoch:
+    """Take the next epoch of the run; on return the claim is durable and this start outranks all older ones."""
+    nonce = "" if conditional_put_works(store) else secrets.token_hex(4)
+    for _ in range(100):
+        taken = [p[0] for e in store.list(layout.EPOCHS) if (p := layout.parse_epoch_key(e.key))]
+        epoch = Epoch(max((e.number for e in taken), default=0) + 1, nonce)
+        record = Claim(epoch=str(epoch), writer=secrets.token_hex(8), host=socket.gethostname(), pid=os.getpid(),
+                       world_size=world_size, created=_now())  # fmt: skip
+        if store.put_if_absent(epoch.claim_key, dump("claim", record)):
+            return epoch
+    raise StorageError(f"{store.url}: 100 starts in a row took the next epoch first")
+
+
+def write_base(store: Store, epoch: Epoch, base: Attempt | None) -> None:
+    """Record what an epoch builds on; from now on readers follow this epoch."""
+    record = dump("base", Base(epoch=str(epoch), attempt=str(base) if base else None, created=_now()))
+    if not store.put_if_absent(epoch.base_key, record):
+        raise StorageError(f"{store.url}/{epoch.base_key} exists already")
+
+
+def check_not_superseded(store: Store, epoch: Epoch) -> None:
+    """Raise ``Superseded`` if a newer epoch has been claimed."""
+    newest = max((p[0] for e in store.list(layout.EPOCHS) if (p := layout.parse_epoch_key(e.key))), default=epoch)
+    if newest > epoch:
+        raise Superseded(
+            f"a newer start of this run has taken over: {newest}, this one is {epoch}",
+            hint="stop this job; two jobs must not write one run",
+        )
+
+
+def commit(store: Store, attempt: Attempt, base: Attempt | None, manifest: bytes, total_bytes: int) -> None:
+    """Make an attempt count: manifest, fence, commit record, fence. Coordinator only.
+
+    On return the step is durable and reported. ``Superseded`` means that it must not be reported.
+    """
+    store.put(attempt.prefix + layout.MANIFEST, [manifest])
+    check_not_superseded(store, attempt.epoch)
+    record = Commit(attempt=str(attempt), step=attempt.step, base=str(base) if base else None,
+                    manifest_digest=digest(manifest), manifest_bytes=len(manifest), total_bytes=total_bytes,
+                    created=_now())  # fmt: skip
+    if not store.put_if_absent(attempt.commit_key, dump("commit", record)):
+        raise Refused(f"{store.url}/{attempt.commit_key} exists already")
+    check_not_superseded(store, attempt.epoch)
+
+
+def quarantine(store: Store, attempt: Attempt, reason: str, details: Iterable[str], epoch: Epoch | None) -> None:
+    """Record that an attempt must not be chosen any more, and why. Proven damage only; the data stay."""
+    mark = Mark(attempt=str(attempt), reason=reason, epoch=str(epoch) if epoch else None, created=_now(),
+                details=tuple(details))  # fmt: skip
+    store.put_if_absent(attempt.quarantine_key, dump("mark", mark))
+
+
+# --- retention ------------------------------------------------------------------------------------------------
+
+
+def plan_retention(usable: list[Attempt], keep: Keep, protected: Collection[Attempt] = ()) -> list[Attempt]:
+    """The attempts to retire: usable ones that the policy does not keep, never the newest, never protected ones. Pure."""
+    kept = set(keep.choose([a.step for a in usable]))
+    return [a for n, a in enumerate(usable) if n > 0 and a.step not in kept and a not in protected]
+
+
+def retire(catalog: Catalog, epoch: Epoch, keep: Keep, *, grace_s: float) -> list[Attempt]:
+    """Apply a keep policy for the writer that owns ``epoch``; returns the attempts whose data were deleted now.
+
+    Retire record → fence → commit record deleted → data deleted once the record is older than ``grace_s`` seconds,
+    so that a reader which chose the step just before can finish. Interrupted anywhere, the next call goes on.
+    """
+    store = catalog.store
+    listing = catalog.listing()
+    for a in plan_retention(catalog.usable(listing), keep):
+        mark = Mark(attempt=str(a), reason="retired by the keep policy", epoch=str(epoch), created=_now())
+        store.put(a.retire_key, [dump("mark", mark)])
+    retiring = {a: _age_s(store, a) for a in _attempts(store, layout.RETIRE)}
+    if not retiring:
+        return []
+    check_not_superseded(store, epoch)
+    # a retirement that a base record of a later epoch voided is usable again: it stays, its mark goes
+    usable = set(catalog.usable(catalog.listing()))
+    store.delete([a.retire_key for a in retiring if a in usable])
+    gone = [a for a in retiring if a not in usable]
+    store.delete([a.commit_key for a in gone])
+    deleted = [a for a in gone if retiring[a] >= grace_s]
+    for a in deleted:
+        store.delete([e.key for e in store.list(a.prefix)])
+        store.delete([a.retire_key])
+    return deleted
+
+
+def _age_s(store: Store, attempt: Attempt) -> float:
+    created = load_mark(store.get(attempt.retire_key), attempt.retire_key).created
+    return (datetime.now(UTC) - datetime.fromisoformat(created)).total_seconds()
+
+
+def _attempts(store: Store, folder: str) -> frozenset[Attempt]:
+    return frozenset(a for e in store.list(folder) if (a := layout.parse_record_key(e.key, folder)) is not None)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def describe_state(attempt: Attempt, listing: Listing, live: Collection[Attempt], why: Mapping[Attempt, str]) -> str:
+    """One of the four words for an attempt: committed, partial, damaged, unknown."""
+    if attempt in listing.quarantined or attempt in why:
+        return "damaged"
+    if attempt in live:
+        return "committed"
+    return "unknown" if attempt in listing.commits else "partial"

@@ -1,0 +1,157 @@
+"""The checkpoints of one run: the explicit layer for loops that ``elastic.Run`` cannot own."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+from ckpt.catalog import Catalog
+from ckpt.engine.group import Group, current_group
+from ckpt.errors import Damaged, Refused
+from ckpt.format.layout import Attempt, Epoch
+from ckpt.load import Loader, Resumed
+from ckpt.policy import Keep
+from ckpt.save import Pending, Saved, Saver
+from ckpt.state import State
+from ckpt.store import open_store
+from ckpt.store.contract import Store
+
+DEADLINE_S = 600.0
+GRACE_S = 600.0
+
+
+class Checkpoints:
+    """The checkpoints of one run, as ``ckpt.open`` returns them.
+
+    ``resume`` comes first: it claims the run for this start, so that an older job that still lives can no longer
+    commit. Then ``save`` as often as wanted; a save is durable when its ``Pending`` says so, or after ``wait``.
+    All methods but ``newest_valid`` are called by all ranks in the same order, on one thread.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        group: Group,
+        *,
+        keep: Keep | None,
+        deadline_s: float,
+        grace_s: float,
+        fresh: bool,
+        allow_fallback: bool,
+    ) -> None:
+        self.store, self.url = store, store.url
+        self._group, self._fresh = group, fresh
+        self._catalog = Catalog(store)
+        self._loader = Loader(self._catalog, group, deadline_s=deadline_s, allow_fallback=allow_fallback)
+        self._settings: dict[str, Any] = {"keep": keep, "deadline_s": deadline_s, "grace_s": grace_s}
+        self._saver: Saver | None = None
+        self._pending: Pending | None = None
+
+    @property
+    def epoch(self) -> str | None:
+        """The epoch that ``resume`` claimed, such as "e00000007"; None before."""
+        return str(self._saver.epoch) if self._saver else None
+
+    def resume(self, state: State) -> Resumed:
+        """Restore the newest valid step into ``state``, or start fresh where nothing was ever saved.
+
+        Every block is verified before it reaches a tensor. Damaged steps are skipped, at most two without
+        ``allow_fallback``, and reported. Raises ``NotFound`` where steps exist and none can be used, ``Mismatch``
+        naming what differs from the state in memory, ``StorageError`` for anything that proves no damage.
+        After an error the content of ``state`` is undefined.
+        """
+        if self._saver is not None:
+            raise Refused("this run was resumed already; open it again to go back to a saved step")
+        resumed, epoch, base = self._loader.resume(state, fresh=self._fresh)
+        self._saver = self._new_saver(epoch, base)
+        return resumed
+
+    def load(self, state: State, step: int | None = None) -> Resumed:
+        """Restore a step (None: the newest valid one) read-only: nothing is claimed or written."""
+        return self._loader.load(state, step)
+
+    def save(self, step: int, state: State) -> Pending:
+        """Copy ``state`` and commit it as ``step`` (completed steps) in the background; returns after the copy.
+
+        Waits for the save before, if that is still being written, and raises its error. The same step may be
+        saved again; the newer attempt counts.
+        """
+        if self._saver is None:
+            raise Refused(
+                "this run was not resumed, so a save could bury steps that are there already",
+                hint="call resume(state) first; open(url, fresh=True) starts over beside what is there",
+            )
+        self.wait()
+        self._pending = self._saver.save(step, state)
+        return self._pending
+
+    def wait(self) -> Saved | None:
+        """Wait until the save in flight is durable; None if there is none. Raises what made it fail."""
+        pending, self._pending = self._pending, None
+        return pending.wait() if pending else None
+
+    def newest_valid(self) -> str | None:
+        """Name of the newest usable attempt whose records and sizes are good, or None. Any process, any time."""
+        for attempt in self._catalog.usable(self._catalog.listing()):
+            try:
+                return str(self._catalog.candidate(attempt).attempt)
+            except Damaged:
+                continue
+        return None
+
+    def close(self) -> None:
+        """Wait for the save in flight; raises what made it fail."""
+        self.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+
+    def _new_saver(self, epoch: Epoch, base: Attempt | None) -> Saver:
+        return Saver(self._catalog, self._group.channel("save"), epoch, base, **self._settings)
+
+
+def open(  # noqa: A001 (ckpt.open is how it is called)
+    url: str,
+    *,
+    keep: Keep | None = None,
+    fresh: bool = False,
+    allow_fallback: bool = False,
+    deadline_s: float = DEADLINE_S,
+    grace_s: float = GRACE_S,
+    client: str | None = None,
+    **storage_options: Any,
+) -> Checkpoints:
+    """Open the run at ``url`` (a path, ``file://``, ``s3://``, ``gs://``, ``az://``, ``memory://`` or any fsspec URL).
+
+    Called by all ranks after the process group is set up; without one this process is the only rank. ``keep`` is
+    the retention policy (None: keep all); data of retired steps are deleted ``grace_s`` seconds later, so that
+    readers can finish. ``fresh`` starts from zero beside existing steps. ``deadline_s`` bounds every wait for other
+    ranks. ``client`` forces "obstore" or "fsspec"; ``storage_options`` are fsspec's (endpoint_url, key, secret, …).
+
+    Raises ``AccessDenied``, ``NoContainer`` or ``Unreachable`` at once where the store cannot be used.
+    """
+    group = current_group()
+    if url.startswith("memory:") and group.size > 1:
+        raise Refused(f"{url} lives in one process and {group.size} ranks would each have their own",
+                      hint="use a path on a shared disk or an object store")  # fmt: skip
+    store = open_store(url, client=client, **storage_options)
+
+    def probe(_: list[None]) -> None:
+        store.list("epochs/")
+
+    group.exchange("open the run", lambda: None, probe, deadline_s=deadline_s)
+    return Checkpoints(
+        store,
+        group,
+        keep=keep,
+        deadline_s=deadline_s,
+        grace_s=grace_s,
+        fresh=fresh,
+        allow_fallback=allow_fallback,
+    )

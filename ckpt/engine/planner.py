@@ -1,0 +1,122 @@
+"""DCP's planners with three changes: values are atomic, a snapshot replaces the live state, loads report what differs.
+
+DCP de-duplicates a nested value leaf by leaf, each leaf possibly from another rank; here one value is one item.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem, WriteItemType
+
+from ckpt.engine.frame import owned
+from ckpt.errors import Mismatch, Unsafe
+
+StateDict = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Atomic:
+    """A value that is stored and restored as one piece: plain data, possibly with tensors in it."""
+
+    value: Any
+
+
+class Snapshot(DefaultSavePlanner):
+    """A copy of this rank's share of a state, and the plan that says where it belongs.
+
+    Build it on the thread that trains: on return nothing refers to live tensors any more, so that training may
+    go on while another thread writes. ``create_global_plan`` is called on the coordinator only.
+    """
+
+    def __init__(self, state: StateDict) -> None:
+        super().__init__(flatten_state_dict=True)
+        self.set_up_planner(state, None, False)
+        self.local_plan: SavePlan = self.create_local_plan()
+        self._staged = {item.index: self._stage(item) for item in self.local_plan.items}
+        self.state_dict = {}  # let go of the live state
+
+    def _stage(self, item: WriteItem) -> torch.Tensor | bytes:
+        data = super().resolve_data(item)
+        if isinstance(data, io.BytesIO):
+            return data.getvalue()
+        copy = owned(data)
+        return copy.clone() if copy.data_ptr() == data.data_ptr() else copy
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002 (DCP's name)
+        """Turn a value into bytes that ``torch.load(weights_only=True)`` reads back."""
+        if write_item.type == WriteItemType.BYTE_IO and isinstance(object, Atomic):
+            object = object.value  # noqa: A001
+        return super().transform_object(write_item, object)
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        """Give the copied data of one item of the final plan."""
+        # the global plan adds a chunk number to the index; equality of MetadataIndex ignores it
+        data = self._staged[write_item.index]
+        return io.BytesIO(data) if isinstance(data, bytes) else data
+
+
+class Target(DefaultLoadPlanner):
+    """Where a step is loaded to: a flat dict from key to tensor, or to None where a value will be put.
+
+    Tensors are filled in place; values are decoded with torch's allow-list and nothing else.
+    """
+
+    def __init__(self, flat: StateDict) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self.flat = flat
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Decode one value into the flat dict. Raises ``Unsafe`` for anything outside the allow-list."""
+        self.flat[read_item.dest_index.fqn] = decode_value(value, read_item.dest_index.fqn)
+
+
+def decode_value(data: io.BytesIO, key: str) -> Any:
+    """Decode the bytes of a value with torch's ``weights_only`` allow-list."""
+    try:
+        return torch.load(data, map_location="cpu", weights_only=True)
+    except Exception as e:
+        raise Unsafe(f"value {key!r} is outside what may be loaded: {str(e).splitlines()[0][:200]}") from None
+
+
+def compare_keys(flat: Mapping[str, Any], metadata: Metadata, ignore: Iterable[str] = ()) -> None:
+    """Check that a target and a step have the same keys, shapes and dtypes; every difference is named.
+
+    ``ignore`` are keys of the step that the target leaves out on purpose. Raises ``Mismatch``.
+    """
+    saved = metadata.state_dict_metadata
+    facts = [("missing", f"{k}: in memory, not in the step") for k in sorted(flat.keys() - saved.keys())]
+    facts += [
+        ("unexpected", f"{k}: in the step, not in memory") for k in sorted(saved.keys() - flat.keys() - set(ignore))
+    ]
+    for key in sorted(flat.keys() & saved.keys()):
+        facts += [("differs", f"{key}: {d}") for d in _difference(flat[key], saved[key])]
+    if facts:
+        shown = facts[:20] + ([("…", f"and {len(facts) - 20} more")] if len(facts) > 20 else [])
+        raise Mismatch(
+            f"{len(facts)} of {len(saved)} entries do not fit between the step and the state in memory",
+            facts=shown,
+            hint="build the same model and optimizer as when the step was saved, or start a new run URL",
+        )
+
+
+def _difference(live: Any, saved: TensorStorageMetadata | BytesStorageMetadata) -> Iterable[str]:
+    if isinstance(live, torch.Tensor) != isinstance(saved, TensorStorageMetadata):
+        yield "a tensor on one side, a value on the other"
+    elif isinstance(live, torch.Tensor):
+        saved = cast(TensorStorageMetadata, saved)
+        if live.size() != saved.size:
+            yield f"shape in memory {tuple(live.size())}, in the step {tuple(saved.size)}"
+        if live.dtype != saved.properties.dtype:
+            yield f"dtype in memory {live.dtype}, in the step {saved.properties.dtype} (casts are not made silently)"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name used in manifests: ``float32`` for ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")

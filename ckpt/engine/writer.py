@@ -1,0 +1,295 @@
+"""``ObjectWriter``: DCP's StorageWriter on any store. Hashes what was staged, uploads, and commits last.
+
+Under plain ``dcp.save`` it writes one self-explaining folder that counts from the moment its manifest exists.
+:mod:`ckpt.save` drives the same class inside a run's attempt folder and adds the commit record.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import platform
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from ckpt.engine.frame import frame, owned
+from ckpt.engine.planner import dtype_name
+from ckpt.engine.torchapi import StorageInfo
+from ckpt.errors import Incomplete, Refused
+from ckpt.format import layout
+from ckpt.format.blocks import Item, block_bytes_for
+from ckpt.format.digest import Buffer, digest, digest_all
+from ckpt.format.manifest import Index, Manifest, ObjectRecord, TensorRecord, ValueRecord, dump
+from ckpt.store import open_store
+from ckpt.store.contract import Store
+
+OBJECT_BYTES = 512 << 20  # a data object is closed once it is larger than this
+UPLOADS_IN_FLIGHT = 2
+SMALL_BYTES = 1 << 20
+_PER_RANK = re.compile(r"\.rank\d{5}$")
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What one rank tells the coordinator of one item, and (with its first item) of its objects.
+
+    ``digest`` is of a value's bytes; empty for a tensor, whose blocks are in the index.
+    """
+
+    info: StorageInfo
+    digest: str
+    objects: tuple[ObjectRecord, ...] = ()
+
+
+class ObjectWriter(StorageWriter):
+    """Write one folder of a store as a plain-DCP checkpoint with checksums and a manifest.
+
+    Use it with any ``dcp.save(state_dict, storage_writer=ckpt.ObjectWriter(url))``; DCP's collectives and time-outs
+    hold. The folder must be empty: nothing is ever overwritten. Durable when ``dcp.save`` returns.
+
+    Raises ``Refused`` where a checkpoint is there already, ``StorageError`` where the store fails.
+    """
+
+    def __init__(self, url: str, *, client: str | None = None, **storage_options: Any) -> None:
+        self._options = {"client": client, **storage_options}
+        self._attach(open_store(url, **self._options), "", step=None, attempt=None)
+
+    @classmethod
+    def in_run(cls, store: Store, attempt: layout.Attempt) -> ObjectWriter:
+        """Make a writer for one attempt folder of a run; the caller commits after ``finish``."""
+        self = cls.__new__(cls)
+        self._options = {}
+        self._attach(store, attempt.prefix, step=attempt.step, attempt=str(attempt))
+        return self
+
+    def _attach(self, store: Store, prefix: str, *, step: int | None, attempt: str | None) -> None:
+        self._store, self._prefix, self._step, self._attempt = store, prefix, step, attempt
+        self.manifest: bytes | None = None  # set by finish, on the coordinator
+
+    # --- DCP's sequence of calls --------------------------------------------------------------------------
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Accept any URL or path."""
+        return bool(str(checkpoint_id))
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Point the writer at another folder; the storage options given at the start stay in force."""
+        if checkpoint_id is not None:
+            self._attach(open_store(str(checkpoint_id), **self._options), "", step=None, attempt=None)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Refuse a folder that holds something already (asked by the coordinator alone)."""
+        if is_coordinator and (there := self._store.list(self._prefix)):
+            raise Refused(
+                f"{self._where} is not empty: {there[0].key} and {len(there) - 1} more objects",
+                hint="give each save a folder of its own; nothing is overwritten",
+            )
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Nothing to prepare."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Tell every rank its number, which names its objects."""
+        return [SavePlan(p.items, rank, p.planner_data, p.usable) for rank, p in enumerate(plans)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Hash and upload this rank's items; the future holds the results, or the first error."""
+        future: Future[list[WriteResult]] = Future()
+        try:
+            future.set_result(self.write(plan, planner))
+        except Exception as e:
+            future.set_exception(e)  # type: ignore[arg-type]
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Write ``.metadata`` and the manifest, which makes the folder count (coordinator only)."""
+        self.publish(metadata, results, world_size=len(results))
+        assert self.manifest is not None
+        if not self._store.put_if_absent(self._prefix + layout.MANIFEST, self.manifest):
+            raise Refused(f"{self._where} was committed by another writer meanwhile")
+
+    # --- what it does -------------------------------------------------------------------------------------
+
+    @property
+    def _where(self) -> str:
+        return f"{self._store.url.rstrip('/')}/{self._prefix}".rstrip("/")
+
+    def write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
+        """Write the data objects and the index of this rank; on return they are durable.
+
+        Bytes are hashed as they were staged, before they leave the process. Any thread; no collectives.
+        """
+        rank = int(plan.storage_data)
+        if not plan.items:
+            return []
+        items: list[tuple[WriteItem, Item, str]] = []
+        records: list[ObjectRecord] = []
+        with ThreadPoolExecutor(UPLOADS_IN_FLIGHT, thread_name_prefix="ckpt-upload") as pool:
+            uploads = []
+            for n, batch in enumerate(_batches(plan.items, planner)):
+                name = layout.data_name(rank, n)
+                pieces = _lay_out(name, batch, items)
+                size = sum(map(len, pieces))
+                records.append(ObjectRecord(name=name, bytes=size, digest=digest_all(pieces), rank=rank))
+                uploads.append(pool.submit(self._store.put, self._prefix + name, pieces))
+            for upload in uploads:  # the first error is raised, after the pool has let the others end
+                upload.result()
+        index = dump("index", Index(rank=rank, items=tuple(i for _, i, _ in items)))
+        self._store.put(self._prefix + layout.index_name(rank), [index])
+        records.append(ObjectRecord(name=layout.index_name(rank), bytes=len(index), digest=digest(index), rank=rank))
+        written = [
+            WriteResult(w.index, i.length, Written(StorageInfo(i.object, i.start, i.length), value_digest))
+            for w, i, value_digest in items
+        ]
+        first = written[0]
+        told = replace(first.storage_data, objects=tuple(records))
+        written[0] = WriteResult(first.index, first.size_in_bytes, told)
+        return written
+
+    def publish(self, metadata: Metadata, results: Sequence[Sequence[WriteResult]], *, world_size: int) -> None:
+        """Check that everything planned is there, write ``.metadata``, and build ``self.manifest`` (not written).
+
+        Coordinator only. Raises ``Incomplete`` naming the first item or object that is missing.
+        """
+        flat = [r for rank in results for r in rank]
+        stored = {r.index: r.storage_data.info for r in flat}
+        for key, index in _planned(metadata):
+            if index not in stored:
+                raise Incomplete(f"{self._where}: {key} {tuple(index.offset or ())} was planned and not written")
+        objects = [o for r in flat for o in r.storage_data.objects]
+        metadata.storage_data = stored
+        metadata.storage_meta = None
+        meta = pickle.dumps(metadata)
+        self._store.put(self._prefix + layout.METADATA, [meta])
+        objects.append(ObjectRecord(name=layout.METADATA, bytes=len(meta), digest=digest(meta), rank=0))
+        self._check_sizes(objects)
+        digests = {r.index.fqn: r.storage_data.digest for r in flat}
+        tensors: dict[str, TensorRecord] = {}
+        values: dict[str, ValueRecord] = {}
+        for key, md in metadata.state_dict_metadata.items():
+            if isinstance(md, TensorStorageMetadata):
+                tensors[key] = TensorRecord(dtype=dtype_name(md.properties.dtype), shape=tuple(md.size))
+            else:
+                kind = "per_rank" if _PER_RANK.search(key) else "replicated"
+                values[key] = ValueRecord(kind=kind, digest=digests[key])
+        self.manifest = dump("manifest", Manifest(
+            step=self._step, attempt=self._attempt, created=utc_now(), world_size=world_size,
+            objects=tuple(sorted(objects, key=lambda o: o.name)), tensors=tensors, values=values, writer=_versions(),
+        ))  # fmt: skip
+
+    def _check_sizes(self, objects: Iterable[ObjectRecord]) -> None:
+        there = {e.key: e.size for e in self._store.list(self._prefix)}
+        for o in objects:
+            if (size := there.get(self._prefix + o.name)) != o.bytes:
+                found = "is missing" if size is None else f"has {size} bytes"
+                raise Incomplete(f"{self._where}/{o.name} {found} after the upload, expected {o.bytes}",
+                                 facts=[("written by", f"rank {o.rank}")])  # fmt: skip
+
+
+def _batches(
+    items: Sequence[WriteItem], planner: SavePlanner
+) -> Iterator[list[tuple[WriteItem, torch.Tensor | bytes]]]:
+    """Resolve items one by one and cut the sequence in objects."""
+    batch: list[tuple[WriteItem, torch.Tensor | bytes]] = []
+    size = 0
+    for item in items:
+        resolved = planner.resolve_data(item)
+        data = resolved.getvalue() if isinstance(resolved, io.BytesIO) else owned(resolved)
+        size += len(data) if isinstance(data, bytes) else data.untyped_storage().nbytes()
+        batch.append((item, data))
+        if size > OBJECT_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _lay_out(
+    name: str, batch: list[tuple[WriteItem, torch.Tensor | bytes]], out: list[tuple[WriteItem, Item, str]]
+) -> list[Buffer]:
+    """Give each item its place in the object and hash its blocks; returns the object's pieces, tensors uncopied."""
+    pieces: list[Buffer] = []
+    start = 0
+    for write_item, data in batch:
+        if isinstance(data, bytes):
+            head, payload, tail = b"", memoryview(data), b""
+            shape: tuple[int, ...] = ()
+            dtype: str | None = None
+            offsets: tuple[int, ...] | None = None
+            block = block_bytes_for((len(data),), 1)
+        else:
+            f = frame(data)
+            head, payload, tail = f.head, f.payload, f.tail
+            shape, dtype = tuple(data.shape), dtype_name(data.dtype)
+            chunk = write_item.tensor_data
+            offsets = tuple(chunk.chunk.offsets) if chunk is not None else (0,) * len(shape)
+            block = block_bytes_for(shape, data.element_size())
+        length = len(head) + len(payload) + len(tail)
+        item = Item(
+            write_item.index.fqn,
+            offsets,
+            shape,
+            dtype,
+            name,
+            start,
+            length,
+            len(head),
+            len(payload),
+            block,
+            (),
+        )
+        digests = tuple(
+            digest(*_cut(head, payload, tail, lo - start, hi - start))
+            for lo, hi in map(item.block_range, range(item.block_count))
+        )
+        out.append((write_item, replace(item, digests=digests), digest(payload) if dtype is None else ""))
+        if len(payload) > SMALL_BYTES:
+            pieces += [head, payload, tail]
+        else:  # many tiny pieces cost a client more than one copy does
+            pieces.append(head + payload.tobytes() + tail)
+        start += length
+    return pieces
+
+
+def _cut(head: bytes, payload: memoryview, tail: bytes, lo: int, hi: int) -> Iterator[Buffer]:
+    """Bytes [lo, hi) of head + payload + tail, as views."""
+    for part in (memoryview(head), payload, memoryview(tail)):
+        if lo < len(part) and hi > 0:
+            yield part[max(lo, 0) : hi]
+        lo, hi = lo - len(part), hi - len(part)
+
+
+def _planned(metadata: Metadata) -> Iterator[tuple[str, MetadataIndex]]:
+    for key, md in metadata.state_dict_metadata.items():
+        if isinstance(md, TensorStorageMetadata):
+            for chunk in md.chunks:
+                yield key, MetadataIndex(key, chunk.offsets)
+        else:
+            yield key, MetadataIndex(key)
+
+
+def _versions() -> dict[str, str]:
+    try:
+        own = version("torchrelay")
+    except PackageNotFoundError:
+        own = "unknown"
+    return {"torchrelay": own, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def utc_now() -> str:
+    """The time in the form that all records use."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

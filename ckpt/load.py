@@ -1,0 +1,214 @@
+"""Choose → read → verify → apply: how a start finds its step, the same on all ranks.
+
+Only proven damage (``Damaged``: the same wrong bytes in two fresh reads, a missing object) may lead to an older step.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+
+from torch.distributed.checkpoint.metadata import Metadata
+
+from ckpt import catalog
+from ckpt.catalog import Candidate, Catalog, Listing
+from ckpt.engine.group import Group
+from ckpt.engine.planner import Target, compare_keys
+from ckpt.engine.reader import ObjectReader
+from ckpt.errors import Damaged, NotFound, Refused
+from ckpt.format.layout import Attempt, Epoch, parse_attempt
+from ckpt.state import State
+
+MAX_FALLS = 2  # older steps that one start may fall back to by itself
+_log = logging.getLogger("ckpt.load")
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What a start restored. ``step`` is 0 and ``attempt`` None on a fresh run.
+
+    ``skipped`` are (attempt, reason) of newer steps that could not be used; ``rng`` is "restored", "derived" (other
+    number of ranks than then) or "fresh"; ``seconds`` has the time of each phase on this rank.
+    """
+
+    step: int
+    attempt: str | None
+    skipped: tuple[tuple[str, str], ...]
+    world_then: int | None
+    world_now: int
+    rng: str
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        if self.attempt is None:
+            return f"fresh run on {self.world_now} ranks"
+        worlds = (
+            f"{self.world_then} ranks then, {self.world_now} now"
+            if self.world_then != self.world_now
+            else f"{self.world_now} ranks"
+        )
+        lines = [f"resumed step {self.step} ({self.attempt}, {worlds}, random streams {self.rng})"]
+        return "\n".join(lines + [f"  skipped {a}: {why}" for a, why in self.skipped])
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    epoch: Epoch | None
+    candidate: Candidate | None
+    metadata: Metadata | None
+    skipped: tuple[tuple[str, str], ...]
+
+
+class Loader:
+    """Loads steps of one run into a state; every method is called by all ranks."""
+
+    def __init__(self, catalog_: Catalog, group: Group, *, deadline_s: float, allow_fallback: bool) -> None:
+        self.catalog, self.group = catalog_, group
+        self.deadline_s = deadline_s
+        self.max_falls = 10**9 if allow_fallback else MAX_FALLS
+
+    def resume(self, state: State, *, fresh: bool) -> tuple[Resumed, Epoch, Attempt | None]:
+        """Claim an epoch, restore the newest valid step, record the base. See ``Checkpoints.resume``."""
+        seconds: dict[str, float] = {}
+        mark = time.monotonic()
+        epoch: list[Epoch] = []
+
+        def begin(_: list[None]) -> _Choice:
+            epoch.append(catalog.claim(self.catalog.store, world_size=self.group.size))
+            listing = self.catalog.listing()
+            if fresh:
+                return _Choice(epoch[0], None, None, ())
+            return self._choose(epoch[0], listing, ())
+
+        choice = self.group.exchange("choose a step", lambda: None, begin, deadline_s=self.deadline_s)
+        seconds["choose"] = time.monotonic() - mark
+        resumed = self._load(state, choice, seconds)
+        base = parse_attempt(resumed.attempt) if resumed.attempt else None
+        assert choice.epoch is not None
+        own = choice.epoch
+
+        def record(_: list[None]) -> None:
+            catalog.write_base(self.catalog.store, own, base)
+
+        self.group.exchange("record the base", lambda: None, record, deadline_s=self.deadline_s)
+        return resumed, own, base
+
+    def load(self, state: State, step: int | None) -> Resumed:
+        """Load a step (None: the newest valid one) without claiming the run. See ``Checkpoints.load``."""
+
+        def begin(_: list[None]) -> _Choice:
+            if step is None:
+                return self._choose(None, self.catalog.listing(), ())
+            candidate = self.catalog.candidate(self.catalog.resolve(step))
+            return _Choice(None, candidate, self._metadata(candidate), ())
+
+        choice = self.group.exchange("choose a step", lambda: None, begin, deadline_s=self.deadline_s)
+        if choice.candidate is None:
+            raise NotFound(f"no committed step at {self.catalog.store.url}")
+        return self._load(state, choice, {}, fall_back=step is None)
+
+    # --- choosing: on the coordinator -------------------------------------------------------------------------
+
+    def _choose(self, epoch: Epoch | None, listing: Listing, skipped: tuple[tuple[str, str], ...]) -> _Choice:
+        """The newest usable step whose records and sizes are good; damage found on the way is recorded."""
+        url = self.catalog.store.url
+        named = dict(skipped)
+        usable = [a for a in self.catalog.usable(listing) if str(a) not in named]
+        quarantined = [a for a in self.catalog.counted(listing) if a in listing.quarantined and str(a) not in named]
+        newest = usable[0] if usable else None
+        skipped += tuple((str(a), "quarantined earlier") for a in quarantined if newest is None or a > newest)
+        for attempt in usable:
+            try:
+                candidate = self.catalog.candidate(attempt)
+                return _Choice(epoch, candidate, self._metadata(candidate), skipped)
+            except Damaged as e:
+                skipped = self._fall(attempt, e, epoch, skipped)
+        bases = [self.catalog.base_of(e) for e in listing.with_base]
+        if listing.commits or any(b is not None for b in bases):
+            raise NotFound(
+                f"{url} holds {len(listing.commits)} committed steps and none can be used; not starting from zero",
+                facts=[("skipped", f"{a}: {why}") for a, why in skipped],
+                hint=f"ckpt ls {url}   |   fresh=True starts over beside them",
+            )
+        return _Choice(epoch, None, None, skipped)
+
+    def _metadata(self, candidate: Candidate) -> Metadata:
+        return ObjectReader.in_run(self.catalog.store, candidate.attempt.prefix, candidate.manifest).read_metadata()
+
+    def _fall(
+        self, attempt: Attempt, error: Damaged, epoch: Epoch | None, skipped: tuple[tuple[str, str], ...]
+    ) -> tuple[tuple[str, str], ...]:
+        """Record proven damage and count the fall; raises when one start has fallen often enough."""
+        _log.warning("step %d is damaged and is skipped: %s", attempt.step, error)
+        if epoch is not None:  # only a start that owns an epoch writes into the run
+            details = [f"{k}: {v}" for k, v in error.facts]
+            catalog.quarantine(self.catalog.store, attempt, error.message, details, epoch)
+        skipped = (*skipped, (str(attempt), error.message))
+        if len(skipped) > self.max_falls:
+            raise Refused(
+                f"{len(skipped)} steps in a row are damaged; something is wrong with the storage, not with one step",
+                facts=[("skipped", f"{a}: {why}") for a, why in skipped],
+                hint=f"ckpt validate {self.catalog.store.url} --level full   |   allow_fallback=True goes on falling back",
+            ) from error
+        return skipped
+
+    # --- reading: on every rank -------------------------------------------------------------------------------
+
+    def _load(self, state: State, choice: _Choice, seconds: dict[str, float], *, fall_back: bool = True) -> Resumed:
+        size = self.group.size
+        mark = time.monotonic()
+        while choice.candidate is not None:
+            now = choice  # bound for the closures below
+            flat: dict[str, object] = {}
+
+            def read(now: _Choice = now, flat: dict[str, object] = flat) -> Damaged | None:
+                try:
+                    flat |= self._read(state, now)
+                except Damaged as e:
+                    return e
+                return None
+
+            def judge(found: list[Damaged | None], now: _Choice = now) -> _Choice:
+                bad = [(r, e) for r, e in enumerate(found) if e is not None]
+                if not bad:
+                    return now
+                error = bad[0][1]
+                error.facts = [*error.facts, ("found by", "rank " + ", ".join(str(r) for r, _ in bad))]
+                if not fall_back:
+                    raise error
+                assert now.candidate is not None
+                skipped = self._fall(now.candidate.attempt, error, now.epoch, now.skipped)
+                return self._choose(now.epoch, self.catalog.listing(), skipped)
+
+            choice = self.group.exchange("read and verify", read, judge, deadline_s=self.deadline_s)
+            if (
+                choice.candidate is not None
+                and now.candidate is not None
+                and choice.candidate.attempt == now.candidate.attempt
+            ):
+                break
+        if choice.candidate is None:
+            return Resumed(0, None, choice.skipped, None, size, "fresh", seconds)
+        seconds["read"] = time.monotonic() - mark
+        attempt, then = choice.candidate.attempt, choice.candidate.manifest.world_size
+        mark = time.monotonic()
+
+        def apply() -> str:
+            return state.apply(dict(flat), step=attempt.step, rank=self.group.rank, world_then=then, world_now=size)
+
+        rng = self.group.exchange("apply", apply, lambda all_ranks: all_ranks[0], deadline_s=self.deadline_s)
+        seconds["apply"] = time.monotonic() - mark
+        return Resumed(attempt.step, str(attempt), choice.skipped, then, size, rng, seconds)
+
+    def _read(self, state: State, choice: _Choice) -> dict[str, object]:
+        assert choice.candidate is not None
+        assert choice.metadata is not None
+        flat, left_out = state.target(choice.candidate.manifest, self.group.rank)
+        compare_keys(flat, choice.metadata, left_out)
+        planner = Target(flat)
+        planner.set_up_planner(flat, choice.metadata, self.group.rank == 0)
+        reader = ObjectReader.in_run(self.catalog.store, choice.candidate.attempt.prefix, choice.candidate.manifest)
+        reader.set_up_storage_reader(choice.metadata, self.group.rank == 0)
+        reader.read(planner.finish_plan(planner.create_local_plan()), planner)
+        return planner.flat

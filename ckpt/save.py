@@ -1,0 +1,154 @@
+"""One save of a run: plan → write → prepare → commit, on a thread of its own, from a snapshot.
+
+Nothing here touches live tensors or uses a collective: ranks meet through :mod:`ckpt.engine.group`, with deadlines.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.storage import WriteResult
+
+from ckpt import catalog
+from ckpt.catalog import Catalog
+from ckpt.engine.group import Group, Scattered
+from ckpt.engine.planner import Snapshot
+from ckpt.engine.writer import ObjectWriter
+from ckpt.errors import CkptError, RankFailed, Refused
+from ckpt.format.layout import Attempt, Epoch
+from ckpt.policy import Keep
+from ckpt.state import State, differing_values
+
+_log = logging.getLogger("ckpt.save")
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A committed step: times in seconds, ``bytes`` over all ranks. ``stall_s`` is what training waited on this rank."""
+
+    step: int
+    attempt: str
+    bytes: int
+    stall_s: float
+    persist_s: float
+
+
+class Pending:
+    """A save that is being written. Any thread may ask."""
+
+    def __init__(self, step: int, work: Callable[[], Saved]) -> None:
+        self.step = step
+        self._work = work
+        self._saved: Saved | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"ckpt-save-{step}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._saved = self._work()
+        except BaseException as e:  # whatever it was, the thread that trains must hear of it
+            self._error = e
+
+    def done(self) -> bool:
+        """Whether the save has ended, well or not. Never blocks."""
+        return not self._thread.is_alive()
+
+    def wait(self, timeout_s: float | None = None) -> Saved:
+        """Wait until the step is durable and committed. Raises what made it fail, on every rank the same."""
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise RankFailed(f"step {self.step}: the save has not ended within {timeout_s} s")
+        if self._error is not None:
+            raise self._error
+        assert self._saved is not None
+        return self._saved
+
+
+@dataclass(slots=True)
+class Saver:
+    """Saves steps of one run in one epoch. ``save`` is called by all ranks, on the thread that trains."""
+
+    catalog: Catalog
+    group: Group
+    epoch: Epoch
+    base: Attempt | None
+    keep: Keep | None
+    deadline_s: float
+    grace_s: float
+    _counters: dict[int, int] = field(default_factory=dict)  # used by the coordinator only
+
+    def save(self, step: int, state: State) -> Pending:
+        """Copy the state and start writing it; returns after the copy."""
+        began = time.monotonic()
+        captured = state.capture(self.group.rank)
+        digests = state.value_digests(captured)
+        snapshot = Snapshot(captured)
+        stall_s = time.monotonic() - began
+        return Pending(step, lambda: self._persist(step, snapshot, digests, stall_s))
+
+    def _persist(self, step: int, snapshot: Snapshot, digests: dict[str, str], stall_s: float) -> Saved:
+        began = time.monotonic()
+        planned: list[Metadata] = []
+
+        def plan(all_ranks: list[tuple[SavePlan, dict[str, str]]]) -> Scattered[tuple[Attempt, SavePlan]]:
+            _check_same_values(step, [d for _, d in all_ranks])
+            catalog.check_not_superseded(self.catalog.store, self.epoch)
+            attempt = Attempt(step, self.epoch, self._counters.get(step, 0))
+            self._counters[step] = attempt.counter + 1
+            plans, metadata = snapshot.create_global_plan([p for p, _ in all_ranks])
+            planned.append(metadata)
+            writer = ObjectWriter.in_run(self.catalog.store, attempt)
+            writer.set_up_storage_writer(True)
+            return Scattered((attempt, p) for p in writer.prepare_global_plan(plans))
+
+        told: tuple[Attempt, SavePlan] = self.group.exchange(
+            f"step {step}, plan", lambda: (snapshot.local_plan, digests), plan, deadline_s=self.deadline_s
+        )
+        attempt, final = told
+        writer = ObjectWriter.in_run(self.catalog.store, attempt)
+
+        def commit(results: list[Sequence[WriteResult]]) -> tuple[str, int]:
+            writer.publish(planned[0], results, world_size=self.group.size)
+            assert writer.manifest is not None
+            total = sum(r.size_in_bytes for rank in results for r in rank)
+            catalog.commit(self.catalog.store, attempt, self.base, writer.manifest, total)
+            return str(attempt), total
+
+        name, total = self.group.exchange(
+            f"step {step}, write", lambda: writer.write(final, snapshot), commit, deadline_s=self.deadline_s
+        )
+        saved = Saved(step, name, total, stall_s, time.monotonic() - began)
+        _log.info(
+            "step %d committed: %d bytes in %.2f s, training waited %.3f s",
+            step,
+            total,
+            saved.persist_s,
+            stall_s,
+        )
+        self._retain()
+        return saved
+
+    def _retain(self) -> None:
+        """Retention runs after the commit and never fails a save."""
+        if self.keep is None or self.group.rank != 0:
+            return
+        try:
+            catalog.retire(self.catalog, self.epoch, self.keep, grace_s=self.grace_s)
+        except CkptError as e:
+            _log.warning("old steps were not deleted: %s", e)
+
+
+def _check_same_values(step: int, per_rank: list[dict[str, str]]) -> None:
+    if differing := differing_values(per_rank):
+        raise Refused(
+            f"step {step}: {len(differing)} values are not the same on all ranks, so one rank's would be restored on all",
+            facts=[(d.key, "differs from rank 0 on rank " + ", ".join(map(str, d.ranks))) for d in differing[:10]],
+            hint="make them equal before the save; random streams belong to State already, a torch.Generator may be passed as it is",
+        )
