@@ -48,13 +48,13 @@ class Item:
     def blocks_covering(self, lo: int, hi: int) -> range:
         """The blocks that hold payload bytes [lo, hi); at least one block."""
         first = min(lo // self.block_bytes, self.block_count - 1)
-        last = max(first, min(math.ceil(hi / self.block_bytes), self.block_count) - 1)
+        last = max(first, min(-(-hi // self.block_bytes), self.block_count) - 1)
         return range(first, last + 1)
 
 
 def block_count(payload_length: int, block_bytes: int) -> int:
     """Blocks of a payload; one for an empty payload."""
-    return max(1, math.ceil(payload_length / block_bytes))
+    return max(1, -(-payload_length // block_bytes))
 
 
 def block_bytes_for(shape: tuple[int, ...], itemsize: int, target: int = TARGET_BLOCK_BYTES) -> int:

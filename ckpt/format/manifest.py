@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Any, TypeVar
 
 from ckpt.errors import Damaged, Unsupported
@@ -166,13 +167,13 @@ def load_manifest(data: bytes, where: str) -> Manifest:
     if math.fsum(o.bytes for o in objects) > MAX_BYTES:
         d.bad("objects", "the sizes add up to more than any store holds")
     return Manifest(
-        step=d.optional("step", d.size), attempt=d.optional("attempt", d.text), created=d.text("created"),
+        step=d.optional("step", d.size), attempt=d.optional("attempt", d.text), created=d.time("created"),
         world_size=d.size("world_size"), objects=objects,
         tensors={k: TensorRecord(dtype=t.dtype("dtype"), shape=t.sizes("shape"),
                                  fingerprint=t.optional("fingerprint", t.text)) for k, t in d.mapping("tensors")},
         values={k: ValueRecord(kind=v.one_of("kind", "replicated", "per_rank"), digest=v.digest("digest"))
                 for k, v in d.mapping("values")},
-        writer={k: str(v) for k, v in d.table("writer").items()}, topology=d.table("topology"), codec=codec,
+        writer={k: str(v) for k, v in d.table("writer").items() if isinstance(v, (str, int, float))}, topology=d.table("topology"), codec=codec,
         fingerprint=d.optional("fingerprint", d.text), references=d.strings("references"), requires=requires,
     )  # fmt: skip
 
@@ -201,7 +202,7 @@ def load_commit(data: bytes, where: str) -> Commit:
     return Commit(
         attempt=d.text("attempt"), step=d.size("step"), base=d.optional("base", d.text),
         manifest_digest=d.digest("manifest_digest"), manifest_bytes=d.size("manifest_bytes"),
-        total_bytes=d.size("total_bytes"), created=d.text("created"),
+        total_bytes=d.size("total_bytes"), created=d.time("created"),
     )  # fmt: skip
 
 
@@ -209,20 +210,20 @@ def load_claim(data: bytes, where: str) -> Claim:
     """Decode and check a claim."""
     d = _Fields(data, "claim", where)
     return Claim(epoch=d.text("epoch"), writer=d.text("writer"), host=d.text("host"), pid=d.size("pid"),
-                 world_size=d.size("world_size"), created=d.text("created"))  # fmt: skip
+                 world_size=d.size("world_size"), created=d.time("created"))  # fmt: skip
 
 
 def load_base(data: bytes, where: str) -> Base:
     """Decode and check a base record."""
     d = _Fields(data, "base", where)
-    return Base(epoch=d.text("epoch"), attempt=d.optional("attempt", d.text), created=d.text("created"))
+    return Base(epoch=d.text("epoch"), attempt=d.optional("attempt", d.text), created=d.time("created"))
 
 
 def load_mark(data: bytes, where: str) -> Mark:
     """Decode and check a quarantine or retire record."""
     d = _Fields(data, "mark", where)
     return Mark(attempt=d.text("attempt"), reason=d.text("reason"), epoch=d.optional("epoch", d.text),
-                created=d.text("created"), details=d.strings("details"))  # fmt: skip
+                created=d.time("created"), details=d.strings("details"))  # fmt: skip
 
 
 _ITEM_FIELDS = ("fqn", "offsets", "shape", "dtype", "object", "start", "length", "payload_start",
@@ -268,7 +269,7 @@ class _Fields:
             self._d = data
             return
         try:
-            d = json.loads(data)
+            d = json.loads(data, object_pairs_hook=_unique)
         except (ValueError, RecursionError) as e:
             raise Damaged(f"{where} is not JSON: {str(e)[:120]}") from None
         if not isinstance(d, dict):
@@ -287,15 +288,18 @@ class _Fields:
     def _get(self, key: str, check: Callable[[Any], bool], want: str) -> Any:
         value = self._d.get(key)
         if not check(value):
-            self.bad(key, f"is {str(value)[:60]!r}, expected {want}")
+            shown = repr(value)[:60] if isinstance(value, (str, int, float, type(None))) else type(value).__name__
+            self.bad(key, f"is {shown}, expected {want}")
         return value
 
     def text(self, key: str) -> str:
         return str(self._get(key, lambda v: isinstance(v, str) and len(v) <= 4096, "text"))
 
     def name(self, key: str) -> str:
-        ok = lambda v: isinstance(v, str) and 0 < len(v) <= 1024 and ".." not in v.split("/") and v[0] != "/"  # noqa: E731
-        return str(self._get(key, ok, "a name inside the folder"))
+        return str(self._get(key, _is_name, "a name inside the folder"))
+
+    def time(self, key: str) -> str:
+        return str(self._get(key, _is_time, "a time with its zone, as ISO 8601 writes it"))
 
     def size(self, key: str) -> int:
         return int(self._get(key, _is_size, "a whole number from 0 to 2^62"))
@@ -347,6 +351,26 @@ class _Fields:
 
 def _is_size(v: Any) -> bool:
     return type(v) is int and 0 <= v <= MAX_BYTES
+
+
+def _is_name(v: Any) -> bool:
+    ok = isinstance(v, str) and 0 < len(v) <= 1024 and v.isprintable() and "\\" not in v
+    return ok and all(part not in ("", ".", "..") for part in v.split("/"))
+
+
+def _is_time(v: Any) -> bool:
+    try:
+        time = datetime.fromisoformat(v) if isinstance(v, str) else None
+    except ValueError:
+        return False
+    return time is not None and time.tzinfo is not None and time.year >= 1970
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError("a key appears twice in one object")
+    return table
 
 
 def _is_digest(v: Any) -> bool:
