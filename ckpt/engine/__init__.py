@@ -1,0 +1,1 @@
+"""The DCP side: what turns a state into items and objects, and back."""

@@ -7,6 +7,7 @@ or stuck is named after the deadline instead of holding everybody for the group'
 from __future__ import annotations
 
 import pickle
+import secrets
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -50,7 +51,9 @@ class Group(Protocol):
     rank: int
     size: int
 
-    def exchange(self, phase: str, local: Callable[[], T], decide: Callable[[list[T]], R | Scattered[R]], *, deadline_s: float) -> R:
+    def exchange(
+        self, phase: str, local: Callable[[], T], decide: Callable[[list[T]], R | Scattered[R]], *, deadline_s: float
+    ) -> R:
         """Run ``local`` on every rank and ``decide`` on rank 0 over all results; everybody gets its answer.
 
         Called by all ranks in the same order. Raises the same error on every rank: the one that ``decide`` raised,
@@ -72,7 +75,9 @@ class Alone:
 
     rank, size = 0, 1
 
-    def exchange(self, phase: str, local: Callable[[], T], decide: Callable[[list[T]], R | Scattered[R]], *, deadline_s: float) -> R:
+    def exchange(
+        self, phase: str, local: Callable[[], T], decide: Callable[[list[T]], R | Scattered[R]], *, deadline_s: float
+    ) -> R:
         """Run both parts here."""
         answer = decide([local()])
         return answer[0] if isinstance(answer, Scattered) else answer
@@ -96,7 +101,9 @@ class StoreGroup:
         """A group whose exchanges are numbered apart."""
         return StoreGroup(self._parent, self.rank, self.size, f"{self._prefix}/{name}")
 
-    def exchange(self, phase: str, local: Callable[[], T], decide: Callable[[list[T]], R | Scattered[R]], *, deadline_s: float) -> R:
+    def exchange(
+        self, phase: str, local: Callable[[], T], decide: Callable[[list[T]], R | Scattered[R]], *, deadline_s: float
+    ) -> R:
         """See ``Group.exchange``."""
         self._count += 1
         key = f"{self._prefix}/{self._count}"
@@ -144,7 +151,13 @@ class StoreGroup:
         return outcome
 
     def _decide(
-        self, key: str, phase: str, mine: Any, decide: Callable[[list[T]], R | Scattered[R]], end: float, deadline_s: float
+        self,
+        key: str,
+        phase: str,
+        mine: Any,
+        decide: Callable[[list[T]], R | Scattered[R]],
+        end: float,
+        deadline_s: float,
     ) -> Any:
         results = [mine]
         for r in range(1, self.size):
@@ -203,19 +216,17 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def current_group() -> Group:
-    """The group of the default process group, or a group of one where there is none."""
+    """The group of the default process group, or a group of one where there is none. Called by all ranks.
+
+    A random prefix, agreed by one broadcast, keeps its keys apart from what an earlier generation of the job may
+    have left in a store that outlived it.
+    """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return Alone()
     world = dist.group.WORLD
     assert world is not None
-    return StoreGroup(cast(KeyValues, world.get_group_store()), dist.get_rank(), dist.get_world_size(), f"ckpt/{_next_number()}")
-
-
-_opened = 0
-
-
-def _next_number() -> int:
-    """A number that is the same on all ranks because all open their runs in the same order."""
-    global _opened  # noqa: PLW0603
-    _opened += 1
-    return _opened
+    token = [secrets.token_hex(8)]
+    dist.broadcast_object_list(token, src=0)
+    return StoreGroup(
+        cast(KeyValues, world.get_group_store()), dist.get_rank(), dist.get_world_size(), f"ckpt/{token[0]}"
+    )

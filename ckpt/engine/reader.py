@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
@@ -194,15 +195,16 @@ class ObjectReader(StorageReader):
     def _fetch(self, need: _Need) -> memoryview:
         """Payload bytes [lo, hi) of an item, every block that holds one of them verified."""
         item = need.item
-        blocks = item.blocks_covering(need.lo, need.hi)
-        ranges = [item.block_range(n) for n in blocks]
-        pieces = list(self._get(item.object, ranges))
-        for at, n in enumerate(blocks):
-            if digest(pieces[at]) != item.digests[n]:
-                pieces[at] = self._read_again(item, n, ranges[at], digest(pieces[at]))
-        joined = memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-        skip = item.start + item.payload_start + need.lo - ranges[0][0]
-        return joined[skip : skip + need.hi - need.lo]
+        spans = [item.block_range(n) for n in item.blocks_covering(need.lo, need.hi)]
+        begin, end = spans[0][0], spans[-1][1]  # blocks follow one another: one range
+        (got,) = self._get(item.object, [(begin, end)])
+        data = memoryview(got).cast("B")
+        for n, (lo, hi) in zip(item.blocks_covering(need.lo, need.hi), spans, strict=True):
+            if (found := digest(data[lo - begin : hi - begin])) != item.digests[n]:
+                piece = self._read_again(item, n, (lo, hi), found)
+                data = memoryview(b"".join((data[: lo - begin], piece, data[hi - begin :])))
+        skip = item.start + item.payload_start + need.lo - begin
+        return data[skip : skip + need.hi - need.lo]
 
     def _read_again(self, item: Item, n: int, span: tuple[int, int], first: str) -> Buffer:
         """Tell a fault on the way from damage at rest: only the same wrong bytes twice are proof."""
@@ -216,7 +218,8 @@ class ObjectReader(StorageReader):
                 item.fqn,
             )
             return piece
-        raise _damaged(f"{self._where}/{item.object}", f"{item.fqn}, block {n} of {item.block_count}, bytes {span[0]}–{span[1]}",
+        place = f"{item.fqn}, block {n} of {item.block_count}, bytes {span[0]}–{span[1]}"
+        raise _damaged(f"{self._where}/{item.object}", place,
                        layout.data_rank(item.object), item.digests[n], [first, second])  # fmt: skip
 
     def _get(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
@@ -257,19 +260,28 @@ def _hand_over(need: _Need, payload: memoryview, planner: LoadPlanner) -> None:
         return
     assert item.dtype is not None
     dtype = getattr(torch, item.dtype)
-    rows = (read.lengths[0], *item.shape[1:]) if item.shape else ()
-    buffer = bytearray(payload)  # writable and aligned: torch takes no read-only or odd-aligned memory
-    source = torch.frombuffer(buffer, dtype=dtype).reshape(rows) if payload else torch.empty(rows, dtype=dtype)
-    for dim in range(1, len(rows)):
-        source = source.narrow(dim, read.storage_offsets[dim], read.lengths[dim])
     target = planner.resolve_tensor(read).detach()
-    if target.shape != source.shape or target.dtype != source.dtype:
+    if tuple(target.shape) != tuple(read.lengths) or target.dtype != dtype:
         raise Mismatch(
-            f"{item.fqn} is {dtype} {tuple(source.shape)} in the step and {target.dtype} {tuple(target.shape)} in memory",
+            f"{item.fqn}: {dtype} {tuple(read.lengths)} in the step, {target.dtype} {tuple(target.shape)} in memory",
             hint="load it in the dtype in which it was saved, then cast: casts are not made silently",
         )
-    target.copy_(source)
+    rows = (read.lengths[0], *item.shape[1:]) if item.shape else ()
+    cut = (slice(None), *(slice(o, o + n) for o, n in zip(read.storage_offsets[1:], read.lengths[1:], strict=True)))
+    whole = _WHOLE.get(dtype.itemsize)
+    if whole is not None and target.device.type == "cpu":  # numpy takes read-only and unaligned memory as it is
+        source = np.frombuffer(payload, whole[1]).reshape(rows)
+        np.copyto(target.view(whole[0]).numpy(), source[cut] if rows else source)
+    else:
+        owned = torch.frombuffer(bytearray(payload), dtype=dtype) if payload else torch.empty(0, dtype=dtype)
+        target.copy_(owned.reshape(rows)[cut] if rows else owned.reshape(rows))
     planner.commit_tensor(read, target)
+
+
+# bits are copied as integers of the same size, whatever the dtype
+_WHOLE: dict[int, tuple[torch.dtype, Any]] = {
+    1: (torch.int8, np.int8), 2: (torch.int16, np.int16), 4: (torch.int32, np.int32), 8: (torch.int64, np.int64)
+}  # fmt: skip
 
 
 def _torch_class(module: str, name: str) -> Any:
