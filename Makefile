@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 # A real training run whose rank is killed, and the proof that it came back bit for bit.
 demo: $(READY)
 	$(BIN)/drills run kill-any-rank --seed 7 --out $(DEMO) -- \
-	  torchrun --nproc-per-node 2 --max-restarts 3 examples/train_gpt.py {url} --steps 60 --every 10 --seed 1 --log {log}
+	  torchrun --nproc-per-node 2 --max-restarts 3 examples/train_gpt.py {url} --steps 60 --every 10 --seed 1 --log-file {log}
 
 test: $(READY)
 	$(BIN)/python -m pytest

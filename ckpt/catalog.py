@@ -37,7 +37,7 @@ from ckpt.store.contract import Store
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What one look at a run's records showed. Commits were listed before epochs."""
+    """What one look at a run's records showed. Marks were listed before commits, commits before epochs."""
 
     commits: frozenset[Attempt]
     epochs: frozenset[Epoch]
@@ -73,7 +73,12 @@ class Catalog:
     _bases: dict[Epoch, Attempt | None] = field(default_factory=dict)
 
     def listing(self) -> Listing:
-        """List the run's records: commits first, epochs second, again while a commit's epoch is not listed yet."""
+        """List the run's records, in an order in which something to choose is always seen.
+
+        Marks come first: one that is made later is for a step older than the newest that is listed after it. Then
+        commits, then epochs, and both again while a commit's epoch is not listed yet.
+        """
+        quarantined, retiring = _attempts(self.store, layout.QUARANTINE), _attempts(self.store, layout.RETIRE)
         for _ in range(5):
             commits = _attempts(self.store, layout.COMMITS)
             keys = [parsed for e in self.store.list(layout.EPOCHS) if (parsed := layout.parse_epoch_key(e.key))]
@@ -82,7 +87,7 @@ class Catalog:
                 break
         return Listing(
             commits=commits, epochs=epochs, with_base=frozenset(e for e, is_base in keys if is_base),
-            quarantined=_attempts(self.store, layout.QUARANTINE), retiring=_attempts(self.store, layout.RETIRE),
+            quarantined=quarantined, retiring=retiring,
         )  # fmt: skip
 
     def base_of(self, epoch: Epoch) -> Attempt | None:
@@ -105,31 +110,23 @@ class Catalog:
 
         A base record of an epoch after the retirement, naming the attempt, voids the retirement.
         """
-        live = self.counted(listing)
-        based_on = {b: e for e in sorted(listing.with_base) if (b := self.base_of(e)) is not None}
-        out = []
-        for a in live:
-            if a in listing.quarantined:
-                continue
-            if a in listing.retiring:
-                by = self._retired_by(a)
-                if by is None or not (a in based_on and based_on[a] > by):
-                    continue
-            out.append(a)
-        return out
+        live = [a for a in self.counted(listing) if a not in listing.quarantined]
+        return [a for a in live if a not in listing.retiring or self._voided(a, listing)]
 
-    def _retired_by(self, attempt: Attempt) -> Epoch | None:
+    def _voided(self, attempt: Attempt, listing: Listing) -> bool:
+        """Whether a start after the retirement builds on the attempt."""
         try:
             mark = load_mark(self.store.get(attempt.retire_key), attempt.retire_key)
         except ObjectMissing:
-            return None
-        parsed = layout.parse_epoch_key(f"{layout.EPOCHS}{(mark.epoch or '')[1:]}.json")
-        return parsed[0] if parsed else None
+            return False
+        by = layout.parse_epoch_key(f"{layout.EPOCHS}{(mark.epoch or '')[1:]}.json")
+        return by is not None and any(e > by[0] and self.base_of(e) == attempt for e in listing.with_base)
 
     def candidate(self, attempt: Attempt) -> Candidate:
         """Read an attempt's commit and manifest, and compare every object's presence and size.
 
-        Raises ``Damaged`` or ``Incomplete`` for proven damage, ``Unsupported`` for a newer format.
+        Raises ``Damaged`` or ``Incomplete`` for proven damage (unless the step is ``gone``), ``Unsupported`` for a
+        newer format, ``ObjectMissing`` where there is no commit record.
         """
         where = f"{self.store.url}/{attempt.commit_key}"
         commit = load_commit(self.store.get(attempt.commit_key), where)
@@ -150,6 +147,8 @@ class Catalog:
                 ],
             )
         manifest = load_manifest(data, f"{self.store.url}/{key}")
+        if (manifest.attempt, manifest.step) != (str(attempt), attempt.step):
+            raise Damaged(f"{self.store.url}/{key} is of another attempt: {manifest.attempt}, step {manifest.step}")
         there = {e.key: e.size for e in self.store.list(attempt.prefix)}
         facts = []
         for o in manifest.objects:
@@ -163,9 +162,28 @@ class Catalog:
                     )
                 )
         if facts:
-            raise Incomplete(f"step {attempt.step}: {len(facts)} of {len(manifest.objects)} objects are not as committed",
+            raise Incomplete(f"step {attempt.step}: {len(facts)} of {len(manifest.objects)} objects differ from the commit",
                              facts=facts[:20])  # fmt: skip
         return Candidate(attempt, commit, manifest)
+
+    def gone(self, attempt: Attempt) -> bool:
+        """Whether its commit record was deleted: retention took the step while somebody looked at it."""
+        return all(e.key != attempt.commit_key for e in self.store.list(attempt.commit_key))
+
+    def newest_valid(self) -> Attempt | None:
+        """The newest usable attempt whose records and sizes are good, or None."""
+        for _ in range(20):
+            for attempt in self.usable(self.listing()):
+                try:
+                    return self.candidate(attempt).attempt
+                except (Damaged, ObjectMissing) as e:
+                    if self.gone(attempt):
+                        break  # look again: there is a newer one
+                    if not isinstance(e, Damaged):
+                        raise
+            else:
+                return None
+        raise StorageError(f"{self.store.url}: steps are deleted faster than they can be read")
 
     def resolve(self, step: int | None = None) -> Attempt:
         """The newest usable attempt, or the usable one of a given step. Raises ``NotFound``."""
@@ -227,9 +245,11 @@ def write_base(store: Store, epoch: Epoch, base: Attempt | None) -> None:
         raise StorageError(f"{store.url}/{epoch.base_key} exists already")
 
 
-def check_not_superseded(store: Store, epoch: Epoch) -> None:
-    """Raise ``Superseded`` if a newer epoch has been claimed."""
-    newest = max((p[0] for e in store.list(layout.EPOCHS) if (p := layout.parse_epoch_key(e.key))), default=epoch)
+def check_not_superseded(store: Store, epoch: Epoch, seen: Iterable[Epoch] | None = None) -> None:
+    """Raise ``Superseded`` if a newer epoch has been claimed; ``seen`` are those of a listing, else one is made."""
+    if seen is None:
+        seen = (p[0] for e in store.list(layout.EPOCHS) if (p := layout.parse_epoch_key(e.key)))
+    newest = max(seen, default=epoch)
     if newest > epoch:
         raise Superseded(
             f"a newer start of this run has taken over: {newest}, this one is {epoch}",
@@ -262,10 +282,16 @@ def quarantine(store: Store, attempt: Attempt, reason: str, details: Iterable[st
 # --- retention ------------------------------------------------------------------------------------------------
 
 
-def plan_retention(usable: list[Attempt], keep: Keep, protected: Collection[Attempt] = ()) -> list[Attempt]:
-    """The attempts to retire: usable ones that the policy does not keep, never the newest, never protected ones. Pure."""
-    kept = set(keep.choose([a.step for a in usable]))
-    return [a for n, a in enumerate(usable) if n > 0 and a.step not in kept and a not in protected]
+def plan_retention(usable: list[Attempt], keep: Keep) -> list[Attempt]:
+    """The attempts to retire: all that the policy does not keep, never the newest. Pure.
+
+    A policy sees each step once; of several attempts at one step the newest is kept.
+    """
+    newest: dict[int, Attempt] = {}
+    for a in usable:
+        newest.setdefault(a.step, a)
+    kept = {newest[step] for step in keep.choose(list(newest))}
+    return [a for n, a in enumerate(usable) if n > 0 and a not in kept]
 
 
 def retire(catalog: Catalog, epoch: Epoch, keep: Keep, *, grace_s: float) -> list[Attempt]:
@@ -275,8 +301,7 @@ def retire(catalog: Catalog, epoch: Epoch, keep: Keep, *, grace_s: float) -> lis
     so that a reader which chose the step just before can finish. Interrupted anywhere, the next call goes on.
     """
     store = catalog.store
-    listing = catalog.listing()
-    for a in plan_retention(catalog.usable(listing), keep):
+    for a in plan_retention(catalog.usable(catalog.listing()), keep):
         mark = Mark(attempt=str(a), reason="retired by the keep policy", epoch=str(epoch), created=_now())
         store.put(a.retire_key, [dump("mark", mark)])
     retiring = {a: _age_s(store, a) for a in _attempts(store, layout.RETIRE)}

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from ckpt.catalog import Catalog
 from ckpt.engine.group import Group, current_group
-from ckpt.errors import Damaged, Refused
+from ckpt.errors import Refused
 from ckpt.format.layout import Attempt, Epoch
 from ckpt.load import Loader, Resumed
 from ckpt.policy import Keep
@@ -92,12 +92,8 @@ class Checkpoints:
 
     def newest_valid(self) -> str | None:
         """Name of the newest usable attempt whose records and sizes are good, or None. Any process, any time."""
-        for attempt in self._catalog.usable(self._catalog.listing()):
-            try:
-                return str(self._catalog.candidate(attempt).attempt)
-            except Damaged:
-                continue
-        return None
+        attempt = self._catalog.newest_valid()
+        return str(attempt) if attempt else None
 
     def close(self) -> None:
         """Wait for the save in flight; raises what made it fail."""

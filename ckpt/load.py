@@ -16,7 +16,7 @@ from ckpt.catalog import Candidate, Catalog, Listing
 from ckpt.engine.group import Group
 from ckpt.engine.planner import Target, compare_keys
 from ckpt.engine.reader import ObjectReader
-from ckpt.errors import Damaged, NotFound, Refused
+from ckpt.errors import Damaged, NotFound, ObjectMissing, Refused
 from ckpt.format.layout import Attempt, Epoch, parse_attempt
 from ckpt.state import State
 
@@ -112,6 +112,8 @@ class Loader:
 
     def _choose(self, epoch: Epoch | None, listing: Listing, skipped: tuple[tuple[str, str], ...]) -> _Choice:
         """The newest usable step whose records and sizes are good; damage found on the way is recorded."""
+        if epoch is not None:  # else this start would build on what a newer one has written
+            catalog.check_not_superseded(self.catalog.store, epoch, listing.epochs)
         url = self.catalog.store.url
         named = dict(skipped)
         usable = [a for a in self.catalog.usable(listing) if str(a) not in named]
@@ -122,7 +124,11 @@ class Loader:
             try:
                 candidate = self.catalog.candidate(attempt)
                 return _Choice(epoch, candidate, self._metadata(candidate), skipped)
-            except Damaged as e:
+            except (Damaged, ObjectMissing) as e:
+                if self.catalog.gone(attempt):
+                    return self._choose(epoch, self.catalog.listing(), skipped)
+                if not isinstance(e, Damaged):
+                    raise
                 skipped = self._fall(attempt, e, epoch, skipped)
         bases = [self.catalog.base_of(e) for e in listing.with_base]
         if listing.commits or any(b is not None for b in bases):
@@ -149,7 +155,7 @@ class Loader:
             raise Refused(
                 f"{len(skipped)} steps in a row are damaged; something is wrong with the storage, not with one step",
                 facts=[("skipped", f"{a}: {why}") for a, why in skipped],
-                hint=f"ckpt validate {self.catalog.store.url} --level full   |   allow_fallback=True goes on falling back",
+                hint=f"ckpt validate {self.catalog.store.url} --level full   |   allow_fallback=True goes on",
             ) from error
         return skipped
 
@@ -175,10 +181,14 @@ class Loader:
                     return now
                 error = bad[0][1]
                 error.facts = [*error.facts, ("found by", "rank " + ", ".join(str(r) for r, _ in bad))]
+                assert now.candidate is not None
+                attempt = now.candidate.attempt
+                gone = self.catalog.gone(attempt)
+                if gone and not fall_back:
+                    raise NotFound(f"step {attempt.step} was deleted by retention while it was read") from error
                 if not fall_back:
                     raise error
-                assert now.candidate is not None
-                skipped = self._fall(now.candidate.attempt, error, now.epoch, now.skipped)
+                skipped = now.skipped if gone else self._fall(attempt, error, now.epoch, now.skipped)
                 return self._choose(now.epoch, self.catalog.listing(), skipped)
 
             choice = self.group.exchange("read and verify", read, judge, deadline_s=self.deadline_s)

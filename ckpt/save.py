@@ -25,12 +25,13 @@ from ckpt.format.layout import Attempt, Epoch
 from ckpt.policy import Keep
 from ckpt.state import State, differing_values
 
+_Told = tuple[Attempt, SavePlan]  # what one rank is told to write, and where
 _log = logging.getLogger("ckpt.save")
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A committed step: times in seconds, ``bytes`` over all ranks. ``stall_s`` is what training waited on this rank."""
+    """A committed step; times in seconds, ``bytes`` over all ranks, ``stall_s`` is what this rank's training waited."""
 
     step: int
     attempt: str
@@ -97,7 +98,7 @@ class Saver:
         began = time.monotonic()
         planned: list[Metadata] = []
 
-        def plan(all_ranks: list[tuple[SavePlan, dict[str, str]]]) -> Scattered[tuple[Attempt, SavePlan]]:
+        def plan(all_ranks: list[tuple[SavePlan, dict[str, str]]]) -> _Told | Scattered[_Told]:
             _check_same_values(step, [d for _, d in all_ranks])
             catalog.check_not_superseded(self.catalog.store, self.epoch)
             attempt = Attempt(step, self.epoch, self._counters.get(step, 0))
@@ -108,10 +109,9 @@ class Saver:
             writer.set_up_storage_writer(True)
             return Scattered((attempt, p) for p in writer.prepare_global_plan(plans))
 
-        told: tuple[Attempt, SavePlan] = self.group.exchange(
+        attempt, final = self.group.exchange(
             f"step {step}, plan", lambda: (snapshot.local_plan, digests), plan, deadline_s=self.deadline_s
         )
-        attempt, final = told
         writer = ObjectWriter.in_run(self.catalog.store, attempt)
 
         def commit(results: list[Sequence[WriteResult]]) -> tuple[str, int]:
@@ -148,7 +148,7 @@ class Saver:
 def _check_same_values(step: int, per_rank: list[dict[str, str]]) -> None:
     if differing := differing_values(per_rank):
         raise Refused(
-            f"step {step}: {len(differing)} values are not the same on all ranks, so one rank's would be restored on all",
+            f"step {step}: {len(differing)} values are not the same on all ranks, so one of them would be lost",
             facts=[(d.key, "differs from rank 0 on rank " + ", ".join(map(str, d.ranks))) for d in differing[:10]],
-            hint="make them equal before the save; random streams belong to State already, a torch.Generator may be passed as it is",
+            hint="make them equal before the save; only random streams and a torch.Generator may differ",
         )

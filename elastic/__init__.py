@@ -1,0 +1,28 @@
+"""Time and membership: training that goes on when ranks die, leave or are stopped. Lazy: imports no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from elastic.data import ElasticSampler
+    from elastic.membership import init
+    from elastic.run import Run, Step
+
+__all__ = ["ElasticSampler", "Run", "Step", "init"]
+
+_HOME = {"ElasticSampler": "data", "Run": "run", "Step": "run", "init": "membership"}
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name in _HOME:
+        return getattr(importlib.import_module(f"elastic.{_HOME[name]}"), name)
+    if name in _HOME.values():
+        return importlib.import_module(f"elastic.{name}")
+    raise AttributeError(f"module 'elastic' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *set(_HOME.values())])

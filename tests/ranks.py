@@ -19,7 +19,14 @@ from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["torch", "numpy", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.checkpoint", "ckpt.checkpoints"]
+    [
+        "torch",
+        "numpy",
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor",
+        "torch.distributed.checkpoint",
+        "ckpt.checkpoints",
+    ]
 )
 
 
@@ -68,7 +75,9 @@ def _rank(pipe: Connection, rank: int, n: int, port: int, fn: Callable[..., Any]
     import torch
     import torch.distributed as dist
 
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(n), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(n), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
     torch.set_num_threads(1)
     random.seed(rank)
     np.random.seed(rank)

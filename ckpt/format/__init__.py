@@ -1,0 +1,1 @@
+"""What bytes mean: names, records, blocks, digests. Pure."""

@@ -7,6 +7,7 @@ to inert stand-ins. Any other name raises ``Unsafe`` before anything of it runs.
 from __future__ import annotations
 
 import io
+import math
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ckpt.errors import Damaged, Unsafe
-from ckpt.format.manifest import DTYPE_BYTES
+from ckpt.format.manifest import DTYPE_BYTES, MAX_BYTES
 
 _MANY = 100  # more fields or dimensions than anything in DCP's metadata has
 _META = "torch.distributed.checkpoint.metadata"
@@ -100,6 +101,7 @@ def read_contents(data: bytes, where: str) -> Contents:
             if type(md).__name__ == "TensorStorageMetadata":
                 dtype, shape = md.properties.state[0], md.size
                 _must(isinstance(key, str) and dtype in DTYPE_BYTES and _is_sizes(shape))
+                _must(math.prod(shape) <= MAX_BYTES)
                 tensors[key] = (dtype, shape)
             else:
                 _must(isinstance(key, str))

@@ -21,9 +21,10 @@ QUARANTINE, RETIRE, LEDGER = "quarantine/", "retire/", "ledger/"
 MANIFEST, METADATA = "manifest.json", ".metadata"
 
 _EPOCH = r"(\d{8})(?:\.([0-9a-f]{8}))?"
-_EPOCH_KEY = re.compile(rf"epochs/{_EPOCH}(\.base)?\.json")
-_ATTEMPT = re.compile(rf"(\d{{12}})-e{_EPOCH}-(\d+)")
-_FOLDER = re.compile(rf"steps/(\d{{12}})/e{_EPOCH}-(\d+)/")
+_COUNTER = r"(0|[1-9]\d{0,8})"  # one spelling only, so that two names never mean one attempt
+_EPOCH_KEY = re.compile(rf"epochs/{_EPOCH}(\.base)?\.json", re.ASCII)
+_ATTEMPT = re.compile(rf"(\d{{12}})-e{_EPOCH}-{_COUNTER}", re.ASCII)
+_FOLDER = re.compile(rf"steps/(\d{{12}})/e{_EPOCH}-{_COUNTER}/", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -120,5 +121,11 @@ def index_name(rank: int) -> str:
 
 def data_rank(name: str) -> int | None:
     """The rank that wrote a data object, or None for another kind of name."""
-    m = re.fullmatch(r"__(\d+)_\d+\.distcp", name)
+    m = re.fullmatch(r"__(\d{1,9})_\d{1,9}\.distcp", name, re.ASCII)
     return int(m[1]) if m else None
+
+
+def index_rank(name: str) -> int | None:
+    """The rank whose index an object is, or None for another kind of name."""
+    m = re.fullmatch(r"index/(\d{5,9})\.json", name, re.ASCII)
+    return int(m[1]) if m and index_name(int(m[1])) == name else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -29,6 +30,7 @@ DTYPE_BYTES = {
 }  # fmt: skip
 
 T = TypeVar("T")
+_DIGEST = re.compile("[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,14 +168,20 @@ def load_manifest(data: bytes, where: str) -> Manifest:
         d.bad("objects", "a name appears twice")
     if math.fsum(o.bytes for o in objects) > MAX_BYTES:
         d.bad("objects", "the sizes add up to more than any store holds")
+    tensors = {
+        k: TensorRecord(dtype=t.dtype("dtype"), shape=t.sizes("shape"), fingerprint=t.optional("fingerprint", t.text))
+        for k, t in d.mapping("tensors")
+    }
+    if large := [k for k, t in tensors.items() if math.prod(t.shape) * DTYPE_BYTES[t.dtype] > MAX_BYTES]:
+        d.bad("tensors", f"has {large[0][:80]!r}, which is larger than any store")
     return Manifest(
         step=d.optional("step", d.size), attempt=d.optional("attempt", d.text), created=d.time("created"),
         world_size=d.size("world_size"), objects=objects,
-        tensors={k: TensorRecord(dtype=t.dtype("dtype"), shape=t.sizes("shape"),
-                                 fingerprint=t.optional("fingerprint", t.text)) for k, t in d.mapping("tensors")},
+        tensors=tensors,
         values={k: ValueRecord(kind=v.one_of("kind", "replicated", "per_rank"), digest=v.digest("digest"))
                 for k, v in d.mapping("values")},
-        writer={k: str(v) for k, v in d.table("writer").items() if isinstance(v, (str, int, float))}, topology=d.table("topology"), codec=codec,
+        writer={k: str(v) for k, v in d.table("writer").items() if isinstance(v, (str, int, float))},
+        topology=d.table("topology"), codec=codec,
         fingerprint=d.optional("fingerprint", d.text), references=d.strings("references"), requires=requires,
     )  # fmt: skip
 
@@ -374,4 +382,4 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _is_digest(v: Any) -> bool:
-    return isinstance(v, str) and len(v) == 32 and all(c in "0123456789abcdef" for c in v)
+    return isinstance(v, str) and _DIGEST.fullmatch(v) is not None

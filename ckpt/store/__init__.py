@@ -1,1 +1,70 @@
-"""Where bytes live: one contract, one file a backend."""
+"""Where bytes live: one contract, one file a backend. Importing this imports no storage client.
+
+``open_store`` chooses the backend by URL: a path or ``file://`` is a disk, ``memory://name`` this process,
+``s3://``, ``gs://``, ``az://`` and ``abfs://`` go through obstore, everything else through fsspec.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+import weakref
+from typing import Any
+
+from ckpt.errors import Refused
+
+from .contract import Buffer, Entry, Store
+
+__all__ = ["Buffer", "Entry", "Store", "conditional_put_works", "open_store"]
+
+_OBSTORE = {"s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss"}
+_known: weakref.WeakKeyDictionary[Store, bool] = weakref.WeakKeyDictionary()
+
+
+def open_store(url: str | os.PathLike[str], *, client: str | None = None, **storage_options: Any) -> Store:
+    """The store at a URL; sends nothing yet.
+
+    ``storage_options`` are fsspec's (``endpoint_url``, ``key``, ``secret``, ``token``, ``profile``, ``anon``,
+    ``region``, ``client_kwargs``...), which both clients understand, or a client's own; ``retry_budget_s``
+    bounds how long one call keeps trying (default 120). ``client`` forces "obstore" or "fsspec", and is
+    ``Refused`` where that cannot be.
+    """
+    url = os.fspath(url)
+    scheme = url.partition("://")[0] if "://" in url else "file"
+    if client not in (None, "obstore", "fsspec"):
+        raise Refused(f"no such storage client: {client!r}", hint='"obstore", "fsspec" or None')
+    if client == "obstore" and scheme not in _OBSTORE:
+        raise Refused(f"obstore does not serve {scheme}:// here", hint=f"it serves {', '.join(sorted(_OBSTORE))}")
+    if client != "fsspec":
+        if scheme == "file":
+            from .local import LocalStore
+
+            return LocalStore(url, **storage_options)
+        if scheme == "memory":
+            from .memory import MemoryStore
+
+            return MemoryStore(url, **storage_options)
+        if scheme in _OBSTORE:
+            from .objects import ObjectStore
+
+            return ObjectStore(url, **storage_options)
+    from .filesystems import open_filesystem
+
+    return open_filesystem(url, **storage_options)
+
+
+def conditional_put_works(store: Store) -> bool:
+    """Whether of two rivals that create one key exactly one wins; tried once a store object, then remembered.
+
+    Some services ignore the condition silently, so it is tried: the same key is created twice. A store that
+    can only look before it writes says so itself, as a trial without a rival would not show it.
+    """
+    if store not in _known:
+        key = f"epochs/.probe-{uuid.uuid4().hex}"
+        first = store.put_if_absent(key, b"first")
+        try:
+            second = store.put_if_absent(key, b"second")
+        finally:
+            store.delete([key])
+        _known[store] = first and not second and getattr(store, "conditional_put", None) is not False
+    return _known[store]

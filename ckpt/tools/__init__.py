@@ -1,0 +1,1 @@
+"""What people run: each tool reads, describes, and leaves the printing to render. None imports torch to look."""

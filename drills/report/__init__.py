@@ -1,0 +1,1 @@
+"""Reports of a drill: one page, one JSON document, one table."""

@@ -1,0 +1,1 @@
+"""What happened in a run: append-only events beside its checkpoints."""

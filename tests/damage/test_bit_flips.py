@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from tests.dist import gpt
-from tests.ranks import run_ranks
 
 import ckpt
 from ckpt.errors import Damaged
+from tests.dist import gpt
+from tests.ranks import run_ranks
 
 FLIPS = 300
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.dist import gpt
-from tests.ranks import run_ranks
 
 import ckpt
 from ckpt.engine.group import Alone, Scattered, current_group
 from ckpt.errors import Damaged, RankFailed, Refused
+from tests.dist import gpt
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.dist
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from tests.dist import gpt
-from tests.ranks import run_ranks
-from tests.s3server import S3
 
 import ckpt
 from ckpt.errors import Damaged, NotFound, Refused
+from tests.dist import gpt
+from tests.ranks import run_ranks
+from tests.s3server import S3
 
 pytestmark = pytest.mark.dist
 
@@ -80,7 +80,11 @@ def test_nothing_is_overwritten_and_nothing_uncommitted_is_read(tmp_path: Path) 
     url = str(tmp_path / "folder")
     with pytest.raises(BaseException) as caught:  # noqa: PT011 (DCP wraps errors in a BaseException)
         dcp.load({"x": torch.zeros(2)}, storage_reader=ckpt.ObjectReader(url))
-    assert "NotFound" in repr(caught.value) or isinstance(caught.value, NotFound) or "no manifest.json" in str(caught.value)
+    assert (
+        "NotFound" in repr(caught.value)
+        or isinstance(caught.value, NotFound)
+        or "no manifest.json" in str(caught.value)
+    )
     dcp.save({"x": torch.ones(2)}, storage_writer=ckpt.ObjectWriter(url))
     with pytest.raises(BaseException) as caught:  # noqa: PT011
         dcp.save({"x": torch.zeros(2)}, storage_writer=ckpt.ObjectWriter(url))

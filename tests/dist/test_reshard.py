@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+
+import ckpt
 from tests.dist import gpt
 from tests.ranks import run_ranks
 from tests.s3server import S3, S3Server
-
-import ckpt
 
 pytestmark = [pytest.mark.dist, pytest.mark.s3]
 
@@ -44,9 +44,7 @@ def load_on(mesh: tuple[int, ...] | None, url: str, options: dict[str, Any], ref
 
 
 @pytest.fixture(scope="module")
-def saved(
-    s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[str, dict[str, Any], str]]:
+def saved(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, Any], str]]:
     s3 = S3(s3_server)
     url = s3.url(s3.new_bucket(), "gpt")
     reference = str(tmp_path_factory.mktemp("gpt") / "reference.pt")
@@ -60,7 +58,9 @@ def saved(
     [(1, None, False), (2, (2,), False), (3, (3,), True), (6, (6,), False), (4, (2, 2), False), (4, (4,), True)],
     ids=["one plain process", "2", "3", "6", "2x2", "4"],
 )
-def test_bitwise_on(saved: tuple[str, dict[str, Any], str], ranks: int, mesh: tuple[int, ...] | None, kept: bool) -> None:
+def test_bitwise_on(
+    saved: tuple[str, dict[str, Any], str], ranks: int, mesh: tuple[int, ...] | None, kept: bool
+) -> None:
     streams = run_ranks(ranks, load_on, mesh, *saved, kept)
     assert streams == ["restored" if ranks == 4 else "derived"] * ranks
 
@@ -99,7 +99,5 @@ def test_plain_dcp_reads_it(tmp_path: Path) -> None:
         "assert left == ['ckpt'], left\n"
         "print('same bits')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == "same bits\n", done.stderr
-
-

@@ -128,7 +128,11 @@ def test_every_dtype_and_shape_as_a_buffer(tmp_path: Path, dtype: torch.dtype, s
     class Holder(nn.Module):
         def __init__(self, fill: bool) -> None:
             super().__init__()
-            raw = torch.randint(0, 2, (*shape, dtype.itemsize), dtype=torch.uint8) if fill else torch.zeros(*shape, dtype.itemsize, dtype=torch.uint8)
+            raw = (
+                torch.randint(0, 2, (*shape, dtype.itemsize), dtype=torch.uint8)
+                if fill
+                else torch.zeros(*shape, dtype.itemsize, dtype=torch.uint8)
+            )
             t = raw.view(dtype).reshape(shape) if raw.numel() else torch.empty(shape, dtype=dtype)
             self.register_buffer("b", t)
 
@@ -215,7 +219,23 @@ def test_a_value_that_is_no_plain_data_is_named_before_anything_is_written(tmp_p
 def test_value_digests_see_types_and_order_and_nothing_else() -> None:
     text = "ab" * 3
     assert value_digest({"a": [text, text]}) == value_digest({"a": ["ababab", "".join(["aba", "bab"])]})
-    values = [1, 1.0, True, "1", b"1", None, [1], (1, 1), {"1": 1}, 0.0, -0.0, torch.tensor(1), torch.tensor(1.0), [[1], 2], [1, [2]]]
+    values = [
+        1,
+        1.0,
+        True,
+        "1",
+        b"1",
+        None,
+        [1],
+        (1, 1),
+        {"1": 1},
+        0.0,
+        -0.0,
+        torch.tensor(1),
+        torch.tensor(1.0),
+        [[1], 2],
+        [1, [2]],
+    ]
     assert len({value_digest(v) for v in values}) == len(values)
 
 

@@ -1,0 +1,106 @@
+"""The command ``ckpt``: finds the subcommand, runs it, and turns what it raises into a text and an exit status."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from ckpt.errors import CkptError
+from ckpt.tools.options import STATUSES, Settings
+
+COMMANDS = {
+    "ls": "ckpt.tools.commands:ls",
+    "inspect": "ckpt.tools.commands:inspect",
+    "validate": "ckpt.tools.commands:validate",
+}
+BUG = 70
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order of ``COMMANDS``."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=LazyGroup, epilog=STATUSES)
+@click.version_option(package_name="torchrelay", prog_name="ckpt")
+def ckpt() -> None:
+    """Look at checkpoints and check them, on any storage, without torch.
+
+    URL is a path, or file://, s3://, gs://, az:// or any URL that fsspec knows. The result goes to stdout,
+    progress and errors to stderr. NO_COLOR and COLUMNS are honoured.
+
+    \b
+    Examples:
+      ckpt ls s3://bucket/run42
+      ckpt inspect s3://bucket/run42@42000 --tree
+      ckpt validate s3://bucket/run42 --level full
+    """
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status. Never raises."""
+    settings = Settings()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a name that the terminal cannot show is no reason to fail
+    try:
+        status = ckpt.main(args=args, prog_name="ckpt", standalone_mode=False, obj=settings)
+    except CkptError as error:
+        return _report(error, settings)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        sys.stderr.write("interrupted\n")
+        return 130
+    except Exception as error:
+        return _report_bug(error, settings)
+    return status if isinstance(status, int) else 0
+
+
+def _report(error: CkptError, settings: Settings) -> int:
+    from ckpt.tools import render
+
+    sys.stdout.flush()
+    sys.stderr.write(render.error_text(error) + "\n")
+    if settings.json:
+        sys.stdout.write(render.error_json(error) + "\n")
+    return error.exit_status
+
+
+def _report_bug(error: Exception, settings: Settings) -> int:
+    sys.stdout.flush()
+    if settings.debug:
+        sys.stderr.write(traceback.format_exc())
+    text = str(error).splitlines()[0][:300] if str(error) else "no message"
+    sys.stderr.write(f"ckpt failed by a fault of its own: {type(error).__name__}: {text!a}\n")
+    if not settings.debug:
+        sys.stderr.write("  next  run it again with --debug and report what it prints; nothing was changed\n")
+    if settings.json:
+        from ckpt.tools import render
+
+        body = {"code": "C-0", "error": type(error).__name__, "message": text, "exit_status": BUG}
+        sys.stdout.write(render.as_json("ckpt.error/1", body) + "\n")
+    return BUG
+
+
+def main() -> None:
+    """Entry point of the script ``ckpt``."""
+    sys.exit(run())

@@ -1,0 +1,58 @@
+"""What a validation finds: verdicts, damage, progress. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Level = Literal["quick", "full"]
+Verdict = Literal["good", "bad", "not verified"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One proven damage. ``object`` is a name in the folder or a record's key; ``span`` are bytes in it."""
+
+    what: str
+    object: str
+    rank: int | None = None
+    item: str | None = None
+    block: int | None = None
+    span: tuple[int, int] | None = None
+    expected: str | None = None
+    found: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The outcome for one checkpoint. ``reason`` says why nothing could be verified; ``hints`` are no damage."""
+
+    where: str
+    attempt: str | None
+    step: int | None
+    level: Level
+    verdict: Verdict
+    reason: str | None = None
+    findings: tuple[Finding, ...] = ()
+    findings_total: int = 0
+    hints: tuple[str, ...] = ()
+    objects: int = 0
+    bytes: int = 0
+    bytes_hashed: int = 0
+    blocks_hashed: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a long check tells: called from several threads, at every 32 MiB or so."""
+
+    expect: Callable[[int], None] = lambda n: None  # bytes that will be read
+    advance: Callable[[int], None] = lambda n: None
+
+
+def overall(reports: Iterable[Report]) -> Verdict:
+    """The verdict over several checkpoints: the worst one."""
+    verdicts = {r.verdict for r in reports}
+    return "bad" if "bad" in verdicts else "not verified" if "not verified" in verdicts or not verdicts else "good"

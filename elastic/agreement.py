@@ -1,0 +1,120 @@
+"""What all ranks know at a step boundary: the largest of what each had to say one boundary before.
+
+Every boundary posts one asynchronous maximum over a few integers, on a gloo group of its own, and reads the
+one posted a boundary earlier. Nobody waits for a round trip, and all ranks act on the same answer at the same
+step.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import time
+from dataclasses import astuple, dataclass, fields
+
+import torch
+import torch.distributed as dist
+
+from ckpt.errors import RankFailed, Refused
+from elastic.membership import collective_timeout, rank_and_world
+
+STOP_ASKED, STOP_SIGNAL = 1, 2
+SAVE_CLOCK, SAVE_ASKED = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What one rank has to say, or the maximum over all ranks. Each field is 0 where there is nothing to say."""
+
+    stop: int = 0
+    """``STOP_ASKED`` by the training code, ``STOP_SIGNAL`` by a signal."""
+    save: int = 0
+    """``SAVE_CLOCK``: due by the clock, which only rank 0 reads; ``SAVE_ASKED`` by the training code."""
+    failed: int = 0
+    """1 where the save in the background has failed."""
+    stall_us: int = 0
+    """How long the last save stopped training on that rank, in microseconds."""
+
+
+NOTHING = Flags()
+
+
+class Agreement:
+    """Agreement of all ranks of the default process group; made, used and closed by all of them, on one thread.
+
+    Two ranks may reach the same boundary as far apart in time as ``elastic.init(timeout_s=...)`` allows. With one
+    rank there is nothing to wait for: an answer is the rank's own flags, at once.
+    """
+
+    def __init__(self) -> None:
+        self._world = rank_and_world()[1]
+        self._group: dist.ProcessGroup | None = None
+        self._vector = torch.zeros(len(fields(Flags)), dtype=torch.int64)
+        self._work: dist.Work | None = None
+        if self._world > 1:
+            self._group = dist.new_group(backend="gloo", timeout=collective_timeout())
+
+    @property
+    def alone(self) -> bool:
+        """Whether this is the only rank."""
+        return self._group is None
+
+    def check_same(self, what: str, value: int) -> None:
+        """Wait for all ranks, and raise ``Refused`` on all of them when they do not give the same value."""
+        if self._group is None:
+            return
+        both = torch.tensor([value, -value], dtype=torch.int64)
+        dist.all_reduce(both, dist.ReduceOp.MAX, group=self._group)
+        most, least = int(both[0]), -int(both[1])
+        if most != least:
+            raise Refused(f"{what} is {least} on one rank and {most} on another", hint="give the same on every rank")
+
+    def post(self, mine: Flags) -> None:
+        """Send this rank's flags for the next ``take``; returns at once."""
+        self._vector = torch.tensor(astuple(mine), dtype=torch.int64)
+        if self._group is not None:
+            self._work = dist.all_reduce(self._vector, dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+    def take(self, mine: Flags) -> Flags:
+        """The maximum over all ranks of what was posted last; with one rank, ``mine``.
+
+        Raises ``RankFailed`` when a rank has died or did not come in time.
+        """
+        if self._group is None:
+            return mine
+        work, self._work = self._work, None
+        if work is None:
+            return NOTHING
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise RankFailed(
+                "a rank did not come to the end of this step",
+                facts=[("gloo", str(error).splitlines()[0])],
+                hint="read the output of the rank that ended first",
+            ) from error
+        return Flags(*self._vector.tolist())
+
+    def close(self) -> None:
+        """Leave. What is still in flight, after an exception, is left to end by itself."""
+        if self._work is not None and not self._work.is_completed():
+            atexit.register(_end_without, self._work)
+        elif self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+        self._group = self._work = None
+
+
+def _end_without(work: dist.Work, patience_s: float = 2.0) -> None:
+    # gloo's threads are joined when the interpreter ends, so a collective that no peer answers, because it
+    # hangs, would keep this process from ending for as long as the group's timeout, and its launcher from
+    # restarting.
+    end = time.monotonic() + patience_s
+    while not work.is_completed() and time.monotonic() < end:
+        time.sleep(0.01)
+    if not work.is_completed():
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)

@@ -1,0 +1,62 @@
+"""Batches of the loop, from whatever the state's ``data`` is, with a position that follows training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ckpt.errors import Refused
+
+_END = object()
+_HOW = "use DataLoader(dataset, batch_sampler=elastic.ElasticSampler(dataset, batch)), or leave data out of the state"
+
+
+class Batches:
+    """One batch a step. Where the source has a sampler with ``advance``, it is told of each completed step.
+
+    A source without a position that can be saved is refused, and so is one that counts what it has handed to
+    prefetching workers: after a restart, batches that nobody trained on would be missing. A source that ends is
+    begun again. Without a source (None) every batch is None.
+    """
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._iterator: Iterator[Any] | None = None
+        self._sampler: Any = None
+        if source is None:
+            return
+        if not hasattr(source, "__iter__"):
+            raise Refused(f"data is a {type(source).__name__}, which cannot be iterated", hint=_HOW)
+        owners = (source, getattr(source, "batch_sampler", None), getattr(source, "sampler", None))
+        keeper = next((o for o in owners if hasattr(o, "state_dict") and hasattr(o, "load_state_dict")), None)
+        if keeper is None:
+            raise Refused(f"data is a {type(source).__name__} whose position cannot be saved", hint=_HOW)
+        if hasattr(keeper, "advance"):
+            self._sampler = keeper
+        elif keeper is not source and getattr(source, "num_workers", None):
+            raise Refused(
+                f"{type(keeper).__name__} counts batches when workers fetch them, before they are trained on",
+                hint=f"{_HOW}; or num_workers=0",
+            )
+
+    def begin(self) -> None:
+        """Build the iterator, at the position of the moment."""
+        if self._source is not None:
+            self._iterator = iter(self._source)
+
+    def next(self) -> Any:
+        """The next batch."""
+        if self._iterator is None:
+            return None
+        batch = next(self._iterator, _END)
+        if batch is _END:
+            self._iterator = iter(self._source)
+            batch = next(self._iterator, _END)
+        if batch is _END:
+            raise Refused(f"data, a {type(self._source).__name__}, is empty")
+        return batch
+
+    def advance(self) -> None:
+        """A step is complete."""
+        if self._sampler is not None:
+            self._sampler.advance()

@@ -1,0 +1,1 @@
+"""What ``elastic`` commands do: one module a command, imported when it is called."""

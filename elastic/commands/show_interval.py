@@ -1,0 +1,263 @@
+"""A plan as text for a person, as a picture of characters, and as a record for programs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+
+from elastic.commands.options import FLAGS, Asked
+from elastic.economics.advice import flat_region, levers, rivals, sensitivity, total_time, what_reaches
+from elastic.economics.inputs import given
+from elastic.economics.interval import Plan
+from elastic.units import show_duration as time
+from elastic.units import show_number as number
+
+WIDTH = 79
+SCHEMA = "elastic.interval/1"
+_NAMES = {
+    "useful": "training", "save": "saving", "slowdown": "slower while uploading", "verify": "verifying",
+    "rework": "work done again",
+    "persist_lag": "done again: not yet uploaded", "detect": "noticing failures", "reschedule": "getting machines",
+    "recovery": "loading and warming up",
+    "notice_save": "saving on notice",
+}  # fmt: skip
+
+
+def text(plan: Plan, asked: Asked, target: float | None) -> str:
+    """The answer first, then forecast, waste, levers, comparison, and what it rests on."""
+    blocks = [_answer(plan), [*_forecast(plan), *_waste(plan)], _levers(plan), _rivals(plan)]
+    if target is not None:
+        blocks.append(_target(plan, target))
+    blocks.append([*_wrapped([f"! {warning}" for warning in plan.warnings]), *_basis(plan, asked)])
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _answer(plan: Plan) -> list[str]:
+    every = time(plan.interval_s)
+    if plan.steps is not None:
+        every = f"{plan.steps:,} step{'s' if plan.steps != 1 else ''} ({every})"
+    if plan.bound == "work":
+        return _wrapped([f"Save once, at the end: {every} of work are cheaper to repeat than to save in between."])
+    what = "Save" if not plan.costs.tiers else f"Save to {plan.costs.tiers[0].name}"
+    lines = [f"{what} every {every} of training, {number(plan.saves_per_day)} times a day."]
+    names = [tier.name for tier in plan.costs.tiers[1:]] + ["durable storage"]
+    if plan.costs.tiers:
+        span = plan.interval_s
+        for name, part in zip(names, plan.parts, strict=True):
+            span *= part
+            lines.append(f"Every {_ordinal(part)} of these also to {name}: every {time(span)}.")
+    elif plan.parts:
+        lines.append(
+            f"Verify {plan.parts[0]} time{'s' if plan.parts[0] != 1 else ''} per checkpoint, the last just before it."
+        )
+    low, high = flat_region(plan)
+    steps = f" ({low / plan.job.step_s:,.0f} to {high / plan.job.step_s:,.0f} steps)" if plan.job.step_s else ""
+    lines.append(f"Anything from {time(low)} to {time(high)}{steps} is within 0.1 point.")
+    if not plan.rate.known:
+        low, high = plan.interval_range_s
+        lines.append(f"The failure rate is uncertain: the best interval may be {time(low)} to {time(high)}.")
+    return _wrapped(lines)
+
+
+def _ordinal(n: int) -> str:
+    ending = "th" if n % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
+    return f"{n:,}{ending}"
+
+
+def _forecast(plan: Plan) -> list[str]:
+    low, high = plan.goodput_range
+    span = "" if plan.rate.known else f", 95 %: {_percent(low)} to {_percent(high)}"
+    lines = [f"Goodput {_percent(plan.goodput)} (share of wall time that trains{span})."]
+    kind = "an unannounced one" if plan.rates.warned else "each"
+    lines.append(
+        f"{number(plan.failures_per_week)} failures a week; {kind} loses {time(plan.lost_per_failure_s)} of work "
+        f"(1 in 20 over {time(plan.lost_p95_s)})."
+    )
+    if total := total_time(plan):
+        lines.append(f"The job takes {time(total.mean_s)}; 1 in 20 times over {time(total.p95_s)}.")
+    elif plan.expected_total_s:
+        lines.append(f"The job takes {time(plan.expected_total_s)}.")
+    return _wrapped(lines)
+
+
+def _waste(plan: Plan) -> list[str]:
+    parts = [(name, share) for name, share in asdict(plan.split).items() if share > 0 and name != "useful"]
+    parts.sort(key=lambda part: -part[1])
+    shown = [f"{_NAMES[name]} {number(100 * share, 2)}" for name, share in parts]
+    return _wrapped([f"Of 100 hours {number(100 * plan.goodput)} train. The rest: " + ", ".join(shown) + "."])
+
+
+def _levers(plan: Plan) -> list[str]:
+    rows = [lever for lever in levers(plan) if abs(lever.points) >= 0.1]
+    if not rows:
+        return []
+    shown = [*[r for r in rows if r.points > 0][:4], *[r for r in rows if r.points < 0][:1]]
+    return [
+        "What to fix first (points of goodput gained)",
+        *(line for lever in shown for line in _row(f"{lever.points:+.1f}", lever.change)),
+    ]
+
+
+def _row(head: str, body: str) -> list[str]:
+    first, *rest = _wrapped([body], WIDTH - 9) or [""]
+    return [f"  {head:>5}  {first}", *(" " * 9 + line for line in rest)]
+
+
+def _rivals(plan: Plan) -> list[str]:
+    rows = []
+    for rival in rivals(plan):
+        if rival.name not in ("in use now", "half of it", "twice") and rival.points < 0.05:
+            continue
+        loss = f"{max(rival.points, 0.0):.2f} points"
+        if rival.device_hours_per_day is not None and rival.points >= 0.005:
+            loss += f"  {number(rival.device_hours_per_day)} device-hours"
+            loss += f"  ${number(rival.usd_per_day)}" if rival.usd_per_day is not None else ""
+            loss += " a day"
+        rows.append(f"  {rival.name:<11} {time(rival.interval_s):>9}  {loss}")
+    return ["Other intervals cost", *rows]
+
+
+def _target(plan: Plan, target: float) -> list[str]:
+    found = what_reaches(plan, target)
+    if not found:
+        return [f"Goodput {_percent(target)} is reached."]
+    lines = [f"To reach {_percent(target)}, one of these alone"]
+    for reach in found:
+        needed = "cannot" if reach.needed_s is None else f"{time(reach.needed_s)} instead of {time(reach.now_s)}"
+        lines.append(f"  {FLAGS[reach.field]:<12} {needed}")
+    return lines
+
+
+def _basis(plan: Plan, asked: Asked) -> list[str]:
+    how = {"given": "given", "observed": "from the failures seen", "assumed": "ASSUMED (7 per 1,000 node-days)"}
+    how |= {
+        "given+observed": "given, corrected by the failures seen",
+        "assumed+observed": "assumed, corrected by the failures seen",
+    }
+    costs, provenance = plan.costs, asked.provenance
+    parts = [f"MTBF {time(plan.mtbf_s)} {how[plan.rate.source]}"]
+    for field, name in (("stall_s", "stall"), ("persist_s", "upload")):
+        if getattr(costs, field) or field in provenance:
+            parts.append(f"{name} {time(getattr(costs, field))} {provenance.get(field, 'given')}")
+    restart = costs.dead_s + costs.recovery_s
+    parts.append(
+        f"restart {time(restart)} given"
+        if restart
+        else "restart NOT GIVEN, counted as 0 (--detect, --reschedule, --load)"
+    )
+    tail = {
+        "persist": "as short as uploads allow",
+        "step": "one step is longer than the optimum",
+        "minimum": "held at --min",
+        "maximum": "held at --max",
+    }
+    model = plan.model.name + (f"; {tail[plan.bound]}" if plan.bound in tail else "")
+    return _wrapped([f"Rests on: {'; '.join(parts)}.", f"Model: {model}; --json has every input."])
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if 0.1 <= share < 0.995 else f"{100 * share:.3g} %"
+
+
+def _wrapped(lines: list[str], width: int = WIDTH) -> list[str]:
+    out = []
+    for line in lines:
+        row = ""
+        for word in line.split(" "):
+            if row and len(row) + 1 + len(word) > width:
+                out.append(row)
+                row = word
+            else:
+                row = f"{row} {word}" if row else word
+        out.append(row)
+    return out
+
+
+def plot(plan: Plan, rows: int = 12, columns: int = 61) -> str:
+    """Goodput against the interval on a log axis; ``o`` is the optimum, ``.`` the range that the MTBF leaves open."""
+    curve = sensitivity(plan, columns)
+    values = [v for point in curve for v in (point[1:] if not plan.rate.known else point[1:2])]
+    top, bottom = max(values), max(0.0, min(values))
+    bottom = max(bottom, top - 0.5)
+    grid = [[" "] * columns for _ in range(rows)]
+
+    def row(value: float) -> int:
+        return min(rows - 1, max(0, round((top - value) / max(top - bottom, 1e-9) * (rows - 1))))
+
+    for x, (_, best, worse, better) in enumerate(curve):
+        if not plan.rate.known:
+            for y in range(row(better), row(worse) + 1):
+                grid[y][x] = "."
+        if best >= bottom - 1e-12:
+            grid[row(best)][x] = "*"
+    middle = columns // 2
+    grid[row(plan.goodput)][middle] = "o"
+    lines = [
+        "",
+        "Goodput against the interval" + ("" if plan.rate.known else " (dots: 95 % range of the failure rate)"),
+    ]
+    for y, cells in enumerate(grid):
+        share = top - (top - bottom) * y / (rows - 1)
+        lines.append(f"{100 * share:6.1f} % |{''.join(cells).rstrip()}")
+    marks = [(0, curve[0][0]), (middle, plan.interval_s), (columns - 1, curve[-1][0])]
+    axis = [" "] * (columns + 12)
+    for at, value in marks:
+        label = time(value)
+        start = 9 + at - len(label) // 2
+        axis[start : start + len(label)] = label
+    return "\n".join([*lines, " " * 9 + "+" + "-" * columns, "".join(axis).rstrip()])
+
+
+def record(plan: Plan, asked: Asked, target: float | None) -> dict[str, object]:
+    """All of it, exact, in seconds and shares; ``null`` where nothing is known."""
+    low, high = flat_region(plan)
+    total = total_time(plan)
+    out: dict[str, object] = {
+        "schema": SCHEMA,
+        "interval_s": plan.interval_s,
+        "steps": plan.steps,
+        "saves_per_day": plan.saves_per_day,
+        "pattern": list(plan.parts),
+        "interval_range_s": list(plan.interval_range_s),
+        "flat_region_s": [low, high],
+        "bound": plan.bound,
+        "goodput": plan.goodput,
+        "goodput_range": list(plan.goodput_range),
+        "waste": asdict(plan.split),
+        "mtbf_s": plan.mtbf_s,
+        "mtbf_range_s": list(plan.rate.mtbf_range_s()),
+        "failures_per_week": plan.failures_per_week,
+        "lost_per_failure_s": plan.lost_per_failure_s,
+        "lost_per_failure_p95_s": plan.lost_p95_s,
+        "segments": plan.segments,
+        "total_s": None
+        if total is None and plan.expected_total_s is None
+        else {
+            "mean": total.mean_s if total else plan.expected_total_s,
+            "p50": total.p50_s if total else None,
+            "p95": total.p95_s if total else None,
+        },
+        "levers": [asdict(lever) for lever in levers(plan)],
+        "rivals": [asdict(rival) for rival in rivals(plan)],
+        "warnings": list(plan.warnings),
+        "model": plan.model.name,
+        "inputs": {"rates": given(plan.rates), "costs": given(plan.costs), "job": given(plan.job)},
+        "provenance": {"rate": plan.rate.source, **{k: v for k, v in asked.provenance.items() if k != "rate"}},
+    }
+    if target is not None:
+        out["target"] = {"goodput": target, "reached_by": [r._asdict() for r in what_reaches(plan, target)]}
+    return _plain(out)
+
+
+def _plain(value: object) -> dict[str, object]:
+    """The same with numbers that JSON cannot say turned into null."""
+    assert isinstance(value, dict)
+
+    def clean(v: object) -> object:
+        if isinstance(v, dict):
+            return {k: clean(x) for k, x in v.items()}
+        if isinstance(v, (list, tuple)):
+            return [clean(x) for x in v]
+        return None if isinstance(v, float) and not math.isfinite(v) else v
+
+    return {k: clean(v) for k, v in value.items()}

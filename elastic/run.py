@@ -1,0 +1,380 @@
+"""The loop: ``Run`` owns the step boundary, where data position, stop, saves and the ledger fall due together."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+import torch
+import torch.distributed as dist
+
+import ckpt
+from ckpt.errors import CkptError, RankFailed, Refused
+from ckpt.policy import Keep
+from elastic import membership
+from elastic.agreement import SAVE_ASKED, SAVE_CLOCK, STOP_ASKED, STOP_SIGNAL, Agreement, Flags
+from elastic.batches import Batches
+from elastic.cadence import parse_every
+from elastic.ledger.events import (
+    Error,
+    Finished,
+    Payload,
+    Resumed,
+    RunStarted,
+    SaveCommitted,
+    SaveFailed,
+    SaveStarted,
+    Stopped,
+    StopRequested,
+)
+from elastic.ledger.summary import Metrics, StepTimes, one
+from elastic.ledger.writer import Writer
+from elastic.stop import STOPPED, StopSignals
+
+_log = logging.getLogger("elastic")
+_GRACE_S = 5.0  # for a save under way when an exception ends the run: worth keeping, not worth a hang
+_one_at_a_time = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the loop, the unit of commit. Unpacks: ``for step, batch in run.steps(until=...)``."""
+
+    number: int
+    """Steps completed before this one: the first step of a fresh run is 0."""
+    batch: Any
+    """This rank's batch; None where the state has no ``data``."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.number, self.batch))
+
+
+class Run:
+    """A training run that resumes, saves and stops by itself; used as ``with Run(url, state) as run:`` on every rank.
+
+    Entering restores the newest valid step into ``state``, or starts fresh where nothing was saved (see
+    ``ckpt.Checkpoints.resume``). ``every`` is when to save: "auto" (as often as it pays), 500 or "500 steps", "10m".
+    ``keep`` is the retention policy (None: all). ``fresh`` starts from zero beside what is there. ``client`` and
+    ``storage_options`` go to the store, ``deadline_s`` bounds every wait for other ranks in saving and loading.
+
+    Leaving the block waits until the last save is durable; after SIGTERM or SIGUSR1 it then ends the process with
+    status 75. ``break`` and exceptions save nothing: state in the middle of a step is never stored. One run at a time
+    in a process; all methods are called on the thread that entered it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        state: ckpt.State,
+        *,
+        every: int | str = "auto",
+        keep: Keep | None = None,
+        fresh: bool = False,
+        client: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        deadline_s: float = 600.0,
+    ) -> None:
+        self._url, self._state = url, state
+        self._cadence = parse_every(every, nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")))
+        self._open: dict[str, Any] = {"keep": keep, "fresh": fresh, "client": client, "deadline_s": deadline_s}
+        self._open |= dict(storage_options or {})
+        self._batches = Batches(state.entries.get("data"))
+        self._signals = StopSignals()
+        self._times = StepTimes()
+        self._undo = ExitStack()
+        self._entered = self._looping = self._begun = False
+        self._step = 0
+        self._pending: ckpt.Pending | None = None
+        self._saved_step: int | None = None
+        self._failure: BaseException | None = None
+        self._stall_s = 0.0
+        self._stop_asked = self._save_asked = self._stop_told = False
+        self._stopping = 0
+        self._until: int | None = None
+
+    def __enter__(self) -> Self:
+        self._rank, world = _check_group()
+        if not _one_at_a_time.acquire(blocking=False):
+            raise Refused("another Run is active in this process", hint="leave its with block first")
+        with ExitStack() as undo:
+            undo.callback(_one_at_a_time.release)
+            began = time.time()
+            seconds = {"start": began - psutil.Process().create_time()}
+            self._checkpoints = ckpt.open(self._url, **self._open)
+            self.resumed = self._checkpoints.resume(self._state)
+            self._step = self.resumed.step
+            self._saved_step = self.resumed.step if self.resumed.attempt else None
+            epoch = self._checkpoints.epoch
+            assert epoch is not None
+            self._agreement = Agreement()
+            undo.callback(self._agreement.close)
+            seconds |= {**self.resumed.seconds, "resume": time.time() - began}
+            self._ledger = Writer(
+                self._checkpoints.store,
+                epoch=epoch,
+                rank=self._rank,
+                world=world,
+                generation=membership.generation(),
+            )
+            undo.callback(self._ledger.close)
+            self._metrics = Metrics(level=logging.INFO if self._rank == 0 else logging.DEBUG)
+            self._tell_start(began, seconds)
+            undo.enter_context(self._signals)
+            self._undo = undo.pop_all()
+        self._entered = True
+        return self
+
+    resumed: ckpt.Resumed
+    """What entering restored: step, attempt, what was skipped and why, seconds by phase."""
+
+    @property
+    def step(self) -> int:
+        """Completed steps."""
+        return self._step
+
+    def steps(self, until: int) -> Iterator[Step]:
+        """Steps up to ``until`` completed ones, from where the state is. Asking for the next completes the last.
+
+        The last one is saved. Ends early when all ranks have agreed to stop; the state is saved then, too. The batches
+        come from the state's ``data``; random streams are put back after its iterator is built.
+        """
+        if not self._entered or self._looping:
+            raise Refused("steps() belongs inside the run's with block, one loop at a time")
+        self._looping, self._until = True, until
+        try:
+            self._agreement.check_same("steps(until=...)", until)
+            if self._step < until and not self._stopping:
+                self._begin()
+                self._agreement.post(self._flags())
+            mark = time.monotonic()
+            while self._step < until and not self._stopping:
+                batch = self._batches.next()
+                fetched = time.monotonic()
+                yield Step(self._step, batch)
+                done = time.monotonic()
+                self._times.add(body_s=done - fetched, data_s=fetched - mark)
+                self._cadence.step(done - mark)
+                self._boundary(last=self._step + 1 == until)
+                mark = time.monotonic()
+                self._times.add_boundary(mark - done)
+        finally:
+            self._looping = False
+
+    def save(self) -> None:
+        """Ask for a save, from any rank; it is made when all ranks know: after this step or the next."""
+        self._save_asked = True
+
+    def stop(self) -> None:
+        """Ask all ranks to end the loop, from any rank: after this step or the next, with a save, status unchanged."""
+        self._stop_asked = True
+
+    def log(self, **values: Any) -> None:
+        """Log numbers of this step. A tensor is read one step later, so this waits for no device.
+
+        They go to the logger "elastic" (INFO on rank 0), and summed up to the ledger.
+        """
+        self._metrics.add(self._step, values)
+
+    def metric(self, **values: Any) -> None:
+        """Put numbers into the ledger at once, a row each: results of an evaluation, rather than of a step."""
+        for name, value in values.items():
+            self._tell(one(name, value))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._undo:
+            self._entered = False
+            if error is not None:
+                self._abandon(error)
+                return
+            try:
+                self._leave()
+            except BaseException as late:
+                self._tell_error(late)
+                raise
+            if self._stopping == STOP_SIGNAL:
+                # the first rank to end makes torchrun send SIGTERM to the others: they end with this status, too
+                self._signals.ignore()
+                raise SystemExit(STOPPED)
+
+    # --- the boundary ---------------------------------------------------------------------------------------------
+
+    def _boundary(self, *, last: bool) -> None:
+        """Between two steps: the only place where the position moves, saves begin, errors of saves come out."""
+        self._step += 1
+        self._batches.advance()
+        agreed = self._agreement.take(self._flags())
+        self._stall_s = max(self._stall_s, agreed.stall_us / 1e6)
+        self._metrics.settle(self._step - 1)
+        self._collect()
+        if agreed.failed or (self._failure and self._agreement.alone):
+            self._raise_failure()
+        self._stopping = 0 if last else agreed.stop
+        reason = (
+            "end" if last
+            else "stop" if self._stopping
+            else "steps" if self._cadence.at(self._step)
+            else {SAVE_CLOCK: "clock", SAVE_ASKED: "asked"}.get(agreed.save)
+        )  # fmt: skip
+        if reason and self._saved_step != self._step:
+            self._save(reason)
+        if not (last or self._stopping):
+            self._agreement.post(self._flags())
+
+    def _begin(self) -> None:
+        """Before the first step: the data iterator, then the random streams, which building one may have moved."""
+        if not self._begun:
+            self._begun = True
+            self._batches.begin()
+            self._state.restore_rng()
+            self._cadence.start()
+
+    def _flags(self) -> Flags:
+        """What this rank has to say now."""
+        signalled = self._signals.name is not None
+        if (signalled or self._stop_asked) and not self._stop_told:
+            self._stop_told = True
+            source = self._signals.name or "run.stop"
+            _log.info("stop requested by %s: saving at the next step that all ranks agree on", source)
+            self._tell(StopRequested(source=source), unix_s=self._signals.unix_s or None)
+        idle = self._pending is None
+        due = SAVE_CLOCK if self._rank == 0 and idle and self._cadence.due() else 0
+        return Flags(
+            stop=STOP_SIGNAL if signalled else STOP_ASKED if self._stop_asked else 0,
+            save=SAVE_ASKED if self._save_asked else due,
+            failed=int(self._failure is not None),
+            stall_us=int(self._stall_s * 1e6),
+        )
+
+    def _save(self, reason: str) -> None:
+        began = time.monotonic()
+        self._finish_save()
+        self._tell(SaveStarted(reason=reason))
+        self._save_asked = False
+        self._pending = self._checkpoints.save(self._step, self._state)
+        self._saved_step = self._step
+        self._stall_s = time.monotonic() - began
+        self._cadence.began(self._stall_s)
+
+    def _collect(self) -> None:
+        """Look, without waiting, whether the save in the background has ended."""
+        if self._pending is not None and self._pending.done():
+            try:
+                self._finish_save()
+            except Exception as error:  # every rank has to hear of it before any raises
+                self._failure = error
+
+    def _finish_save(self) -> None:
+        """Wait for the save in the background; raises what made it fail."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        try:
+            saved = pending.wait()
+        except Exception as error:
+            self._tell(SaveFailed(error=_name(error), message=str(error)), step=pending.step)
+            raise
+        self._cadence.saved(self._stall_s, saved.persist_s)
+        self._tell(
+            SaveCommitted(
+                attempt=saved.attempt,
+                bytes=saved.bytes,
+                stall_s=saved.stall_s,
+                persist_s=saved.persist_s,
+                stall_max_s=self._stall_s,
+            ),
+            step=saved.step,
+        )
+        self._flush()
+
+    def _raise_failure(self) -> None:
+        """Raise what made a save fail on some rank, on all of them."""
+        if self._failure is None and self._pending is not None:
+            self._pending.wait(_GRACE_S)  # the same error comes to every rank, here a little later
+        raise self._failure or RankFailed("a save in the background failed on another rank")
+
+    # --- entering and leaving ---------------------------------------------------------------------------------------
+
+    def _leave(self) -> None:
+        """A normal end, or a break: what was saved becomes durable."""
+        if self._failure is not None:
+            raise self._failure
+        self._finish_save()
+        self._metrics.settle(self._step + 1)
+        self._flush()
+        if self._stopping:
+            self._tell(Stopped(status=STOPPED if self._stopping == STOP_SIGNAL else 0))
+        elif self._step == self._until:
+            self._tell(Finished(until=self._until))
+
+    def _abandon(self, error: BaseException) -> None:
+        """An exception: nothing is saved any more; a save under way gets a moment, unless somebody wants us gone."""
+        self._signals.__exit__(None, None, None)
+        self._flush()
+        self._tell_error(error)
+        if self._pending is not None and self._signals.name is None:
+            try:
+                self._pending.wait(_GRACE_S)
+            except Exception as late:
+                _log.warning("the save of step %d was given up: %s", self._pending.step, late)
+
+    def _tell(self, data: Payload, *, step: int | None = None, unix_s: float | None = None) -> None:
+        self._ledger.record(data, step=self._step if step is None else step, unix_s=unix_s)
+
+    def _tell_start(self, began: float, seconds: dict[str, float]) -> None:
+        count = os.environ.get("TORCHELASTIC_RESTART_COUNT")
+        self._tell(
+            RunStarted(
+                url=self._checkpoints.url,
+                every=str(self._cadence),
+                restart_count=int(count) if count else None,
+                versions={"torch": torch.__version__},
+            ),
+            unix_s=began,
+        )
+        r = self.resumed
+        self._tell(Resumed(attempt=r.attempt, skipped=r.skipped, world_then=r.world_then, rng=r.rng, seconds=seconds))
+        _log.log(logging.INFO if self._rank == 0 else logging.DEBUG, "%s", r)
+        self._flush()
+
+    def _tell_error(self, error: BaseException) -> None:
+        self._tell(Error(error=_name(error), message=str(error)[:2000]))
+
+    def _flush(self) -> None:
+        """Close the open sums and have the ledger written."""
+        changes = self._cadence.changes()
+        for row in (self._times.row(), *self._metrics.rows(), *(changes if self._rank == 0 else ())):
+            if row is not None:
+                self._tell(row)
+        self._ledger.flush()
+
+
+def _check_group() -> tuple[int, int]:
+    """Rank and world size, after a look at how the process group was set up."""
+    if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise Refused(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but there is no process group: each rank would train alone",
+            hint="call elastic.init() first",
+        )
+    if dist.is_initialized() and membership.generation() is None and membership.restarts_on_a_used_store():
+        warnings.warn(
+            "this process group will not survive a restart: torchrun --max-restarts gives restarted ranks a store that "
+            "holds the addresses of the dead ones. Call elastic.init() in place of init_process_group()",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return membership.rank_and_world()
+
+
+def _name(error: BaseException) -> str:
+    return error.code if isinstance(error, CkptError) else type(error).__name__

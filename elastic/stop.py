@@ -1,0 +1,51 @@
+"""Being asked to stop: SIGTERM (torchrun, Kubernetes, Slurm) and SIGUSR1 (``sbatch --signal``) become a flag."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+STOPPED = 75
+"""Exit status of a process that stopped on request, its state saved: EX_TEMPFAIL, "start me again"."""
+
+
+class StopSignals:
+    """Notes the first of ``SIGNALS`` instead of dying of it, inside a ``with`` block.
+
+    Signals belong to the main thread: elsewhere, nothing is installed and nothing is noted. What was
+    installed before is back when the block ends.
+    """
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        """The first signal that came, such as "SIGTERM"; None while there is none."""
+        self.unix_s = 0.0
+        """When it came."""
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {s: signal.signal(s, self._note) for s in SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            # None: installed from C, which python cannot put back
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._before = {}
+
+    def ignore(self) -> None:
+        """From now on, let ``SIGNALS`` pass: the process is on its way out, and its exit status has been decided."""
+        for number in self._before:
+            signal.signal(number, signal.SIG_IGN)
+        self._before = {}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.name is None:  # no logging here: the handler may have interrupted a write to the same stream
+            self.name, self.unix_s = signal.Signals(number).name, time.time()

@@ -1,0 +1,187 @@
+"""``elastic interval`` and ``elastic plan`` as typed: golden texts, JSON, sentences for what cannot be, lazy imports.
+
+Golden files hold what is printed; rewrite them with ``GOLDEN=write pytest tests/cli`` and read the difference.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from elastic.cli import COMMANDS, cli
+
+GOLDEN = Path(__file__).parent / "golden"
+LLAMA = "--gpus 16384 --rate 3.79/1000nd --stall 5s --persist 2min --detect 4min --reschedule 1min --load 10min"
+CASES = {
+    "elastic_help": "--help",
+    "interval_help": "interval --help",
+    "interval_shortest": "interval --mtbf 6h --save 40s",
+    "interval_llama3": f"interval {LLAMA} --step 12.4s --price 2.5 --current 500steps",
+    "interval_seen": "interval --failures 3 --exposure 24h --bytes 2TB --bandwidth 50GB/s --plot",
+    "interval_assumed": "interval --gpus 1024 --save 40s --restart 10min --step 3s --work 30d",
+    "interval_tiers": "interval --mtbf 3h --save 60s --tier memory:2s:0s:80%:1min "
+    "--tier disk:5s:0s:95%:2min --load 10min",
+    "interval_spot": "interval --mtbf 2h --save 30s --notice-share 9/3 --notice 30s --persist 10s --target-goodput 97%",
+    "interval_bound": "interval --mtbf 3h --stall 0.2s --persist 15min --slowdown 3% --commit next-save --load 5min",
+    "interval_hopeless": "interval --mtbf 10min --save 20min",
+    "plan_help": "plan --help",
+    "plan_sizes": "plan --gpus 16384 --rate 3.79/1000nd --save 60s --restart 15min "
+    "--measured 8192:20s --measured 16384:11s",
+    "plan_deadline": "plan --gpus 16384 --rate 3.79/1000nd --stall 5s --persist 2min --restart 15min --price 2.5"
+    " --params 405B --tokens 15.6T --deadline 60d --manual-share 0.7%",
+}
+
+
+def run(line):
+    return CliRunner().invoke(cli, line.split(), prog_name="elastic", terminal_width=80)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden(name):
+    result = run(CASES[name])
+    assert result.exit_code == 0, result.output
+    file = GOLDEN / f"{name}.txt"
+    text = f"$ elastic {CASES[name]}\n{result.stdout}"
+    if os.environ.get("GOLDEN") == "write":
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8")
+
+
+def test_the_answer_for_a_large_job_fits_a_screen():
+    lines = run(CASES["interval_llama3"]).stdout.splitlines()
+    assert len(lines) <= 26
+    assert max(map(len, lines)) < 80
+    assert lines[0].startswith("Save every 27 steps (5.58 min)")
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("interval --mtbf 6 --save 40s", "write it like 40s, 90min"),
+        ("interval --mtbf 6parsecs --save 40s", "not a unit of time"),
+        ("interval --mtbf 0s --save 40s", "--mtbf is 0.0: give the mean up-time"),
+        ("interval --mtbf -3h --save 40s", "--mtbf is -10800.0: give"),
+        ("interval --mtbf nan --save 40s", "is not a duration"),
+        ("interval --mtbf 1e999h --save 40s", "too large"),
+        ("interval --save 40s", "no failure rate: give --mtbf"),
+        ("interval --mtbf 3h", "no save cost: give --stall"),
+        ("interval --mtbf 3h --rate 3/1000nd --save 4s", "--mtbf and --rate both give"),
+        ("interval --rate 3/1000nd --save 4s", "give --gpus or --nodes"),
+        ("interval --rate 3 --gpus 8 --save 4s", "like 3.79/1000nd"),
+        ("interval --mtbf 3h --bytes 2TB", "--bytes and --bandwidth belong together"),
+        ("interval --mtbf 3h --bytes 2 --bandwidth 1GB/s", "like 2TB"),
+        ("interval --mtbf 3h --bytes 2TB --bandwidth 5", "like 100GB/s"),
+        ("interval --failures 3 --save 4s", "--failures and --exposure belong together"),
+        ("interval --mtbf 3h --save 4s --current 500steps", "needs --step"),
+        ("interval --mtbf 3h --save 4s --current fast", "like 30min or 500steps"),
+        ("interval --mtbf 3h --save 4s --tier memory:2s", "NAME:STALL:PERSIST:SURVIVES"),
+        ("interval --mtbf 3h --save 4s --tier memory:2:0s:80%", "not a duration"),
+        ("interval --mtbf 3h --save 4s --notice-share all", "counts like 9/3"),
+        ("interval --mtbf 3h --save 4s --notice-share 1.0", "from 0 to below 1"),
+        ("interval --mtbf 3h --save 4s --gpus 8 --nodes 1", "give one of them"),
+        ("interval --mtbf 3h --save 4s --gpus 12", "not whole nodes"),
+        ("interval --mtbf 3h --save 4s --target-goodput 2", "a share between 0 and 1"),
+        ("interval --mtbf 3h --save 4s --shape 0.7 --notice-share 50%", "not modelled"),
+        ("interval --mtbf 3h --save 4s --align 50", "--step: give"),
+        ("plan --mtbf 3h --save 4s", "starts from a size"),
+        ("plan --gpus 64 --save 4s --params 7B", "belong together"),
+        ("plan --gpus 64 --save 4s --measured 64:1s", "two sizes"),
+        ("plan --gpus 64 --save 4s --measured 64", "like 1024:9.8s"),
+        ("plan --gpus 64 --save 4s --sizes 64", "like 1024:131072"),
+        ("plan --gpus 16384 --save 60s --restart 15min --params 405B --tokens 15T --deadline 1d", "no number of nodes"),
+        ("nosuch", "No such command"),
+    ],
+)
+def test_what_cannot_be_is_answered_by_a_sentence(line, sentence):
+    result = run(line)
+    assert result.exit_code == 2
+    assert sentence in " ".join(result.stderr.split())
+    assert "Traceback" not in result.output
+    assert result.stdout == ""
+
+
+def test_interval_json():
+    result = json.loads(run(CASES["interval_llama3"] + " --json --target-goodput 95%").stdout)
+    assert result["schema"] == "elastic.interval/1"
+    assert result["steps"] == 27
+    assert sum(result["waste"].values()) == pytest.approx(1, abs=1e-9)
+    assert result["waste"]["useful"] == pytest.approx(result["goodput"], abs=1e-12)
+    assert result["provenance"]["stall_s"] == "given"
+    assert result["levers"][0]["name"] == "failures"
+    assert result["inputs"]["costs"] == {
+        "stall_s": 5.0,
+        "persist_s": 120.0,
+        "detect_s": 240.0,
+        "reschedule_s": 60.0,
+        "load_s": 600.0,
+    }
+    assert {r["field"]: r["needed_s"] is None for r in result["target"]["reached_by"]}["mtbf_s"] is False
+    assumed = json.loads(run("interval --nodes 16 --save 40s --json").stdout)
+    assert assumed["provenance"]["rate"] == "assumed"
+
+
+def test_plan_json_and_page(tmp_path):
+    page = tmp_path / "wall.html"
+    result = json.loads(run(f"{CASES['plan_deadline']} --json --html {page}").stdout)
+    assert result["schema"] == "elastic.plan/1"
+    assert result["deadline"]["wall_s"] <= 60 * 86_400
+    assert result["sensible_devices"] < result["wall_devices"]
+    html = page.read_text(encoding="utf-8")
+    assert html.count("<polyline") == 8
+    assert "http" not in html.replace("doctype html", "")
+
+
+def test_published_walls():
+    """Llama 3's rate: 60 s blocking, 15 min outage: 40k / 177k GPUs; 2 s, 1 min upload, 3 min outage: 205k / 746k."""
+    slow = json.loads(
+        run("plan --gpus 16384 --mtbf 11135.08353221957s --save 60s --reschedule 5min --load 10min --json").stdout
+    )
+    fast_costs = "--stall 2s --persist 1min --in-flight many --reschedule 1min --load 2min"
+    fast = json.loads(run(f"plan --gpus 16384 --mtbf 11135.08353221957s {fast_costs} --json").stdout)
+    assert (slow["sensible_devices"], slow["wall_devices"]) == pytest.approx((40_275, 177_138), rel=1e-3)
+    assert (fast["sensible_devices"], fast["wall_devices"]) == pytest.approx((205_464, 746_160), rel=1e-3)
+
+
+@pytest.mark.parametrize("module", ["elastic.cli", "elastic.economics.interval", "elastic.economics.pacer"])
+def test_imports_stay_light(module):
+    code = f"import sys, {module}; bad = {{'torch', 'numpy', 'scipy', 'rich'}} & set(sys.modules); assert not bad, bad"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_commands_run_without_numpy_and_help_imports_none_of_them():
+    code = (
+        "import sys\nfrom click.testing import CliRunner\nfrom elastic.cli import cli\n"
+        "assert CliRunner().invoke(cli, ['--help']).exit_code == 0\n"
+        "assert not [m for m in sys.modules if m.startswith('elastic.commands')]\n"
+        "assert CliRunner().invoke(cli, ['interval', '--mtbf', '6h', '--save', '40s', '--plot']).exit_code == 0\n"
+        "assert CliRunner().invoke(cli, ['plan', '--gpus', '64', '--save', '40s']).exit_code == 0\n"
+        "assert not {'torch', 'numpy'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_every_command_in_the_table_can_be_loaded():
+    for name in COMMANDS:
+        assert run(f"{name} --help").exit_code == 0
+
+
+def test_a_bug_ends_with_70_and_a_known_error_with_its_own_status(monkeypatch):
+    import elastic.economics.interval as home
+
+    class Refused(Exception):
+        exit_status = 5
+
+    def broken(*_):
+        raise failure
+
+    monkeypatch.setattr(home, "recommend", broken)
+    failure = ZeroDivisionError("x")
+    result = run("interval --mtbf 6h --save 40s")
+    assert (result.exit_code, "This is a bug" in result.stderr) == (70, True)
+    failure = Refused("the store said no")
+    result = run("interval --mtbf 6h --save 40s")
+    assert (result.exit_code, result.stderr.strip()) == (5, "the store said no")
