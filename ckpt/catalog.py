@@ -113,6 +113,15 @@ class Catalog:
         live = [a for a in self.counted(listing) if a not in listing.quarantined]
         return [a for a in live if a not in listing.retiring or self._voided(a, listing)]
 
+    def choices(self, listing: Listing) -> list[Attempt]:
+        """What to try in turn: the usable attempts, and after them those that are being retired but still committed.
+
+        The latter are better than nothing where no other is whole: the writer that marked them may have been
+        superseded before it deleted anything.
+        """
+        usable = self.usable(listing)
+        return usable + [a for a in self.counted(listing) if a not in usable and a not in listing.quarantined]
+
     def _voided(self, attempt: Attempt, listing: Listing) -> bool:
         """Whether a start after the retirement builds on the attempt."""
         try:
@@ -171,9 +180,9 @@ class Catalog:
         return all(e.key != attempt.commit_key for e in self.store.list(attempt.commit_key))
 
     def newest_valid(self) -> Attempt | None:
-        """The newest usable attempt whose records and sizes are good, or None."""
+        """The first of the ``choices`` whose records and sizes are good, or None."""
         for _ in range(20):
-            for attempt in self.usable(self.listing()):
+            for attempt in self.choices(self.listing()):
                 try:
                     return self.candidate(attempt).attempt
                 except (Damaged, ObjectMissing) as e:

@@ -13,7 +13,7 @@ from ckpt.load import Loader, Resumed
 from ckpt.policy import Keep
 from ckpt.save import Pending, Saved, Saver
 from ckpt.state import State
-from ckpt.store import open_store
+from ckpt.store import open_store, refuse_object
 from ckpt.store.contract import Store
 
 DEADLINE_S = 600.0
@@ -139,7 +139,8 @@ def open(  # noqa: A001 (ckpt.open is how it is called)
     store = open_store(url, client=client, **storage_options)
 
     def probe(_: list[None]) -> None:
-        store.list("epochs/")
+        if not store.list("epochs/"):
+            refuse_object(url, client=client, **storage_options)
 
     group.exchange("open the run", lambda: None, probe, deadline_s=deadline_s)
     return Checkpoints(

@@ -116,7 +116,7 @@ class Loader:
             catalog.check_not_superseded(self.catalog.store, epoch, listing.epochs)
         url = self.catalog.store.url
         named = dict(skipped)
-        usable = [a for a in self.catalog.usable(listing) if str(a) not in named]
+        usable = [a for a in self.catalog.choices(listing) if str(a) not in named]
         quarantined = [a for a in self.catalog.counted(listing) if a in listing.quarantined and str(a) not in named]
         newest = usable[0] if usable else None
         skipped += tuple((str(a), "quarantined earlier") for a in quarantined if newest is None or a > newest)

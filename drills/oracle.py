@@ -39,7 +39,7 @@ def by_step(commits: Iterable[Commit]) -> dict[int, Commit]:
     for c in commits:
         m = _COMMIT.fullmatch(c.name)
         age = (int(m[3]), int(m[4])) if m else (0, 0)
-        if c.step not in best or age < best[c.step][0]:
+        if c.step not in best or age > best[c.step][0]:
             best[c.step] = (age, c)
     return {step: c for step, (_, c) in sorted(best.items())}
 

@@ -56,6 +56,10 @@ class Batches:
             raise Refused(f"data, a {type(self._source).__name__}, is empty")
         return batch
 
+    def close(self) -> None:
+        """Let the iterator go, and its worker processes with it."""
+        self._iterator = None
+
     def advance(self) -> None:
         """A step is complete."""
         if self._sampler is not None:

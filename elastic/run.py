@@ -102,6 +102,10 @@ class Run:
         self._until: int | None = None
 
     def __enter__(self) -> Self:
+        if self._begun or self._entered:
+            raise Refused(
+                "this Run was entered before", hint="make a new Run, with a new process group, to start again"
+            )
         self._rank, world = _check_group()
         if not _one_at_a_time.acquire(blocking=False):
             raise Refused("another Run is active in this process", hint="leave its with block first")
@@ -126,6 +130,7 @@ class Run:
                 generation=membership.generation(),
             )
             undo.callback(self._ledger.close)
+            undo.callback(self._batches.close)
             self._metrics = Metrics(level=logging.INFO if self._rank == 0 else logging.DEBUG)
             self._tell_start(began, seconds)
             undo.enter_context(self._signals)
@@ -327,6 +332,7 @@ class Run:
                 self._pending.wait(_GRACE_S)
             except Exception as late:
                 _log.warning("the save of step %d was given up: %s", self._pending.step, late)
+        self._ledger.close(_GRACE_S)
 
     def _tell(self, data: Payload, *, step: int | None = None, unix_s: float | None = None) -> None:
         self._ledger.record(data, step=self._step if step is None else step, unix_s=unix_s)

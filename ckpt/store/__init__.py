@@ -11,11 +11,11 @@ import uuid
 import weakref
 from typing import Any
 
-from ckpt.errors import Refused
+from ckpt.errors import NoContainer, Refused, StorageError
 
 from .contract import Buffer, Entry, Store
 
-__all__ = ["Buffer", "Entry", "Store", "conditional_put_works", "open_store"]
+__all__ = ["Buffer", "Entry", "Store", "conditional_put_works", "open_store", "refuse_object"]
 
 _OBSTORE = {"s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss"}
 _known: weakref.WeakKeyDictionary[Store, bool] = weakref.WeakKeyDictionary()
@@ -51,6 +51,25 @@ def open_store(url: str | os.PathLike[str], *, client: str | None = None, **stor
     from .filesystems import open_filesystem
 
     return open_filesystem(url, **storage_options)
+
+
+def refuse_object(url: str, *, client: str | None = None, **storage_options: Any) -> None:
+    """Raise ``NoContainer`` where a remote URL names an object rather than a folder; for URLs that list as empty.
+
+    Below an object there is nothing, so that a run at ``s3://bucket/model.bin`` would look like one never started.
+    """
+    parent, _, name = url.rstrip("/").rpartition("/")
+    if "://" not in parent.rstrip("/") + "/" or parent.endswith("/") or url.startswith("memory:"):
+        return  # a disk tells files from folders by itself, and a bucket is no object
+    try:
+        found = open_store(parent, client=client, **storage_options).list(name)
+    except StorageError:
+        return  # a policy may allow the run's own prefix only; then nothing can be said
+    if any(e.key == name for e in found):
+        raise NoContainer(
+            f"{url} is an object, not a folder in which a run could be",
+            hint="give the URL of a folder; it need not exist yet",
+        )
 
 
 def conditional_put_works(store: Store) -> bool:

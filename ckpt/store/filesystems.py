@@ -269,6 +269,8 @@ class S3fsStore(FilesystemStore):
         while True:
             start = self._key(prefix) if prefix else f"{self._prefix}/" if self._prefix else ""
             page = self._request("list_objects_v2", Prefix=start, **more)
+            if "IsTruncated" not in page:  # botocore takes any page of XML or HTML for an empty listing
+                raise OSError("the answer is not a listing; is there an S3 service at this address?")
             entries += [
                 Entry(found["Key"][cut:], found["Size"])
                 for found in page.get("Contents", [])

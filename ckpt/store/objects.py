@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import re
+import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -102,6 +104,11 @@ class ObjectStore(Remote):
         _guard_fork()
         for _ in self._quick.list(".check"):
             break
+        # obstore takes any web page for an empty listing. A web page, such as the console of a storage server,
+        # is found here too, where an object cannot be.
+        with suppress(FileNotFoundError):
+            obstore.head(self._quick, f".check/{uuid.uuid4().hex}")
+            raise ValueError("something answers at this address, but it is no storage service")
 
     def _send_put(self, key: str, views: Sequence[memoryview]) -> None:
         size = sum(view.nbytes for view in views)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ckpt.catalog import Candidate, Catalog, Listing
-from ckpt.errors import CkptError, Damaged, Incomplete, ObjectMissing, Unsupported
+from ckpt.errors import CkptError, Damaged, ObjectMissing, Unsupported
 from ckpt.format import layout
 from ckpt.format.layout import Attempt, Epoch
 from ckpt.format.manifest import Claim, Commit, load_claim, load_commit, load_mark
@@ -48,7 +48,9 @@ def view_run(catalog: Catalog, listing: Listing, *, everything: bool, limit: int
     shown = sorted(attempts, reverse=True)[: limit or None]
     with ThreadPoolExecutor(READS_IN_FLIGHT, thread_name_prefix="ckpt-ls") as pool:
         committed = [a for a in shown if a in listing.commits]
-        checked = dict(zip(committed, pool.map(lambda a: _check(catalog, a), committed), strict=True))
+        found = dict(zip(committed, pool.map(lambda a: _check(catalog, a), committed), strict=True))
+        shown = [a for a in shown if found.get(a, "") is not None]
+        checked = {a: seen for a, seen in found.items() if seen is not None}
         epochs = sorted({a.epoch for a in shown} | ({listing.newest_epoch} if listing.newest_epoch else set()))
         claims = dict(zip(epochs, pool.map(lambda e: read_claim(catalog.store, e), epochs), strict=True))
         bad = [a for a in shown if a in listing.quarantined]
@@ -71,7 +73,7 @@ def view_run(catalog: Catalog, listing: Listing, *, everything: bool, limit: int
 def _newest(catalog: Catalog, usable: list[Attempt], checked: dict[Attempt, Candidate | CkptError]) -> Attempt | None:
     """The step that a start would choose; None also where a newer format keeps that from being known."""
     for a in usable:
-        seen = checked.get(a) or _check(catalog, a)
+        seen = checked.get(a) or _check(catalog, a)  # those beyond the limit have not been looked at
         if isinstance(seen, Candidate):
             return a
         if isinstance(seen, Unsupported):
@@ -92,13 +94,14 @@ def _folders(store: Store) -> dict[Attempt, int]:
     return sums
 
 
-def _check(catalog: Catalog, attempt: Attempt) -> Candidate | CkptError:
+def _check(catalog: Catalog, attempt: Attempt) -> Candidate | CkptError | None:
+    """The attempt, what is wrong with it, or None where it was retired since it was listed."""
     try:
         return catalog.candidate(attempt)
-    except ObjectMissing:
-        return Incomplete(f"step {attempt.step}: its commit record has gone since it was listed")
-    except (Damaged, Unsupported) as e:
+    except Unsupported as e:
         return e
+    except (Damaged, ObjectMissing) as e:
+        return None if catalog.gone(attempt) else e
 
 
 def read_claim(store: Store, epoch: Epoch) -> Claim | None:

@@ -71,6 +71,8 @@ def _attempt(place: Place, attempt: Attempt) -> Inspection:
             )
         return replace(seen, bytes=sum(e.size for e in there), notes=("never committed: unfinished or abandoned",))
     report, manifest = check(place.store, attempt.prefix, level="quick", attempt=attempt)
+    if report.findings and catalog.gone(attempt):
+        raise NotFound(f"step {attempt.step} was retired while it was read", hint=f"ckpt ls {place.store.url}")
     manifest = _believable(report, manifest)
     bad = {attempt: report.findings[0].what} if report.findings else {}
     notes = [*_problem(report)]

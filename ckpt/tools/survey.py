@@ -83,6 +83,9 @@ def _report(place: Place, attempt: Attempt, level: Level, progress: Progress) ->
             reason="this attempt was never committed: it may be unfinished",
         )
     report = validate(place.store, attempt.prefix, level=level, attempt=attempt, progress=progress)
+    if report.verdict == "bad" and place.catalog.gone(attempt):
+        return replace(report, verdict="not verified", reason="the step was retired while it was checked", findings=(),
+                       findings_total=0)  # fmt: skip
     if attempt in place.listing.quarantined:
         reason = f"quarantined, so never chosen: {quarantine_reason(place.store, attempt)}"
         report = replace(report, hints=(*report.hints, reason))

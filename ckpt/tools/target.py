@@ -12,7 +12,7 @@ from ckpt.catalog import Catalog, Listing
 from ckpt.errors import NotFound, Refused
 from ckpt.format import layout
 from ckpt.format.layout import Attempt
-from ckpt.store import open_store
+from ckpt.store import open_store, refuse_object
 from ckpt.store.contract import Store
 
 Kind = Literal["run", "folder", "plain DCP"]
@@ -97,6 +97,7 @@ def _locate(address: Address) -> Place:
     listing = Catalog(store).listing()
     if listing.commits or listing.epochs or store.list(layout.STEPS):
         return Place(kind="run", store=store, listing=listing)
+    refuse_object(address.url, client=address.client, **address.options)
     return _alone(store, "")
 
 

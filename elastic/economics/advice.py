@@ -126,7 +126,7 @@ def flat_region(plan: Plan, points: float = 0.1) -> tuple[float, float]:
     at = plan.interval_s
     low = crossing(lambda x: plan.goodput_at(at * at / x) - floor, at, at * 1e4)
     high = crossing(lambda x: plan.goodput_at(x) - floor, at, at * 1e4)
-    return max(at * at / low, plan.model.floor_s), high
+    return max(at * at / low, min(plan.model.floor_s, at)), high
 
 
 def rivals(plan: Plan) -> tuple[Rival, ...]:

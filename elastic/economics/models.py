@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
-from elastic.economics.roots import maximise, optimal_work_s, optimal_work_safe_save_s, upper_gamma
+from elastic.economics.roots import highest, maximise, optimal_work_s, optimal_work_safe_save_s, upper_gamma
 
 
 class Setting(NamedTuple):
@@ -129,7 +129,7 @@ class SingleTier:
         else:
             start = optimal_work_s(self.mtbf_s, save)
             top = 60 * self.mtbf_s * max(1.0, save / self.mtbf_s) / (1 - self.warned)
-            work = maximise(self._gain, start * 1e-3, max(top, start, 2 * self.floor_s))
+            work = highest(self._gain, start * 1e-3, max(top, start, 2 * self.floor_s))
             if abs(work / (self.floor_s or math.inf) - 1) < 1e-5:
                 work = self.floor_s
         return Setting(min(max(work, low_s), high_s))
@@ -141,7 +141,7 @@ class SingleTier:
 
     def goodput(self, setting: Setting) -> float:
         """Useful share of wall time."""
-        return self._gain(setting.work_s) * self._survive_recovery()
+        return min(1.0, self._gain(setting.work_s) * self._survive_recovery())
 
     def _survive_recovery(self) -> float:
         return math.exp(-self.recovery_s / self.mtbf_s) if self.strike_recovery else 1.0

@@ -102,6 +102,13 @@ def maximise(f: Callable[[float], float], low: float, high: float, *, tol: float
     return math.exp(x)
 
 
+def highest(f: Callable[[float], float], low: float, high: float, *, scan: int = 24) -> float:
+    """As :func:`maximise` where ``f`` may have more than one hump: the best of a log grid, then its surroundings."""
+    ratio = (high / low) ** (1 / scan)
+    at = max(range(scan + 1), key=lambda i: f(low * ratio**i))
+    return maximise(f, low * ratio ** max(at - 1, 0), low * ratio ** min(at + 1, scan))
+
+
 def crossing(f: Callable[[float], float], low: float, high: float) -> float:
     """The x in [low, high] where ``f`` falls through zero, by bisection over log x; the end itself if it does not."""
     if f(low) <= 0:

@@ -63,6 +63,8 @@ class Writer:
     def close(self, timeout_s: float = 10.0) -> None:
         """Write what is left and stop; gives up after ``timeout_s``."""
         with self._changed:
+            if self._closing:
+                return
             self._asked = self._closing = True
             self._changed.notify()
         self._thread.join(timeout_s)

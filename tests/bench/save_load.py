@@ -22,11 +22,11 @@ from typing import Any
 import obstore
 import torch
 import torch.distributed.checkpoint as dcp
-from tests.s3server import S3, S3Server
 
 import ckpt
+from tests.s3server import S3, S3Server
 
-Arm = tuple[str, Callable[[int], None]]
+Arm = tuple[str, Callable[[int], object]]
 
 
 def measure(arms: list[Arm], runs: int, mib: int) -> list[dict[str, Any]]:
@@ -51,7 +51,7 @@ def arms_at(url: str, options: dict[str, Any], model: dict[str, torch.Tensor], r
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 
     target = {k: torch.zeros_like(v) for k, v in model.items()}
-    fs = {} if raw is None else {k: v for k, v in options.items()}
+    fs = {} if raw is None else dict(options)
     written = itertools.count()
 
     def writer(path: str) -> Any:
@@ -60,9 +60,10 @@ def arms_at(url: str, options: dict[str, Any], model: dict[str, torch.Tensor], r
     def reader(path: str) -> Any:
         return dcp.FileSystemReader(path) if raw is None else FsspecReader(path, **fs)
 
+    own = ckpt.ObjectWriter
     saves: list[Arm] = [
-        ("torchrelay", lambda n: dcp.save(model, storage_writer=ckpt.ObjectWriter(f"{url}/own{next(written)}", **options)) and None),
-        ("plain DCP", lambda n: dcp.save(model, storage_writer=writer(f"{url}/dcp{n}")) and None),
+        ("torchrelay", lambda n: dcp.save(model, storage_writer=own(f"{url}/own{next(written)}", **options))),
+        ("plain DCP", lambda n: dcp.save(model, storage_writer=writer(f"{url}/dcp{n}"))),
     ]
     loads: list[Arm] = [
         ("torchrelay", lambda n: dcp.load(target, storage_reader=ckpt.ObjectReader(f"{url}/own0", **options))),
@@ -71,7 +72,7 @@ def arms_at(url: str, options: dict[str, Any], model: dict[str, torch.Tensor], r
     if raw is not None:
         whole = [v.view(torch.uint8).reshape(-1).numpy() for v in model.values()]
         size = sum(len(w) for w in whole)
-        saves.append(("raw obstore", lambda n: obstore.put(raw, "raw", whole, chunk_size=16 << 20, max_concurrency=4) and None))
+        saves.append(("raw obstore", lambda n: obstore.put(raw, "raw", whole, chunk_size=16 << 20, max_concurrency=4)))
 
         def get(_: int) -> None:
             starts = list(range(0, size, 8 << 20))
@@ -98,16 +99,28 @@ def main() -> None:
     try:
         bucket = s3.new_bucket()
         options = s3.options
-        raw = obstore.store.S3Store(bucket, endpoint=server.endpoint, access_key_id=options["key"], secret_access_key=options["secret"],
-                                    region="us-east-1", virtual_hosted_style_request=False, client_options={"allow_http": True})  # fmt: skip
-        for place, url, opts, client in (("local disk", str(folder / "disk"), {}, None), ("S3 server", s3.url(bucket, "b"), options, raw)):
+        raw = obstore.store.S3Store(
+            bucket,
+            endpoint=server.endpoint,
+            access_key_id=options["key"],
+            secret_access_key=options["secret"],
+            region=server.region,
+            virtual_hosted_style_request=False,
+            client_options={"allow_http": True},
+        )
+        places: list[tuple[str, str, dict[str, Any], Any]] = [
+            ("local disk", str(folder / "disk"), {}, None),
+            ("S3 server", s3.url(bucket, "b"), options, raw),
+        ]
+        for place, url, opts, client in places:
             saves, loads = arms_at(url, opts, model, client)
             for what, arms in (("save", saves), ("load", loads)):
                 rows = measure(arms, args.runs, args.mib)
                 report[f"{what}, {place}"] = rows
                 print(f"\n{what}, {place}, {args.mib} MiB, median of {args.runs}")
                 for r in rows:
-                    print(f"  {r['what']:<12} {r['MiB/s']:8.0f} MiB/s   {r['seconds']:.3f} s ({r['min']:.3f}–{r['max']:.3f})   {r['CPU s/GiB']:.2f} CPU s/GiB")
+                    spread = f"{r['seconds']:.3f} s ({r['min']:.3f}–{r['max']:.3f})"
+                    print(f"  {r['what']:<12} {r['MiB/s']:8.0f} MiB/s   {spread}   {r['CPU s/GiB']:.2f} CPU s/GiB")
     finally:
         server.kill()
         shutil.rmtree(folder)

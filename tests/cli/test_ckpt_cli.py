@@ -17,6 +17,7 @@ import pytest
 from ckpt import cli
 from ckpt.errors import StorageError
 from ckpt.store import open_store
+from ckpt.store.local import LocalStore
 from ckpt.tools import render, stream
 from ckpt.tools.target import Address
 from ckpt.tools.validate import validate
@@ -195,6 +196,29 @@ def test_windows_cut_blocks_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
         report = validate(store, "", level="full")
         assert (report.verdict, report.blocks_hashed) == ("good", 11)
         assert longest <= window
+
+
+@pytest.mark.parametrize("command", ["ls", "inspect", "validate"])
+def test_a_step_that_is_retired_meanwhile_is_not_damaged(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(GOLDEN_V1, tmp_path / "run"))
+    real = LocalStore.get
+
+    def late(self: LocalStore, key: str, **options: int) -> bytes:
+        if key == f"{FOLDER}/manifest.json":  # retention deletes the commit record, then the data
+            Step(run).commit.unlink(missing_ok=True)
+            shutil.rmtree(run / FOLDER, ignore_errors=True)
+        return real(self, key, **options)
+
+    monkeypatch.setattr(LocalStore, "get", late)
+    status = cli.run([command, str(run)])
+    said = capsys.readouterr()
+    assert status == {"ls": 0, "inspect": 4, "validate": 3}[command]
+    assert "damaged" not in said.out
+    assert "bad" not in said.out
+    if command == "ls":
+        assert "newest valid 1" in said.out
 
 
 # --- terminals and pipes --------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ckpt.errors import NoContainer, StorageError
 from ckpt.store import Store, open_store
 from ckpt.testing import StoreTests
 from tests.faultproxy import FaultProxy, Status, any_request
@@ -32,6 +33,20 @@ class TestFsspecFile(StoreTests):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:
         return open_store(f"file://{tmp_path}/run", client="fsspec")
+
+    def test_nothing_is_left_beside_an_object(self, store: Store, tmp_path: Path) -> None:
+        store.put("a/key", [b"x"])
+        store.put("a/key", [b"y"])
+        with pytest.raises(StorageError):
+            store.put("a/key/below", [b"z"])
+        assert [path.name for path in (tmp_path / "run").rglob("*")] == ["a", "key"]
+
+    def test_a_root_that_is_a_file(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("x")
+        store = open_store(f"file://{tmp_path}/file", client="fsspec")
+        for use in (store.list, lambda: store.put("a", [b"x"]), lambda: store.get("a")):
+            with pytest.raises(NoContainer):
+                use()
 
 
 class OnS3(StoreTests):

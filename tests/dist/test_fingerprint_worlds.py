@@ -24,6 +24,7 @@ from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.dist
 SEED = 4
+KINDS = ("gpt", "wide")
 Wrap = Callable[[nn.Module, Any], nn.Module]
 
 
@@ -43,7 +44,10 @@ class Wide(nn.Module):
 
 def build(kind: str) -> nn.Module:
     torch.manual_seed(SEED)
-    return gpt.Gpt() if kind == "gpt" else Wide()
+    model = gpt.Gpt() if kind == "gpt" else Wide()
+    for p in model.parameters():  # no two alike, so that nothing hides a mix-up
+        nn.init.normal_(p)
+    return model
 
 
 def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -79,10 +83,6 @@ def alone(kind: str) -> dict[str, str]:
 # --- ways to wrap a model -------------------------------------------------------------------------------------
 
 
-def plain(model: nn.Module, mesh: Any) -> nn.Module:
-    return model
-
-
 def ddp(model: nn.Module, mesh: Any) -> nn.Module:
     return DistributedDataParallel(model)
 
@@ -92,10 +92,6 @@ def fsdp(model: nn.Module, mesh: Any) -> nn.Module:
     for block in getattr(model, "blocks", []):
         fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
-
-
-def fsdp_by_columns(model: nn.Module, mesh: Any) -> nn.Module:
-    return fully_shard(model, mesh=mesh, shard_placement_fn=lambda p: Shard(p.dim() - 1))
 
 
 def tensor_parallel(model: nn.Module, mesh: Any) -> nn.Module:
@@ -111,15 +107,13 @@ def fsdp_and_tensor_parallel(model: nn.Module, mesh: Any) -> nn.Module:
     return fully_shard(model, mesh=mesh["dp"])
 
 
-def wrapped(kind: str, wrap: Wrap, mesh_shape: tuple[int, ...]) -> tuple[dict[str, str], set[str]]:
-    names = ("dp", "tp")[: len(mesh_shape)]
-    mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=names) if gpt.world() > 1 else None
-    state = state_of(wrap(build(kind), mesh))
-    placements = {str(t.placements) for t in state.values() if isinstance(t, DTensor)}
-    return gathered(state), placements
+def wrapped(wrap: Wrap, mesh_shape: tuple[int, ...]) -> tuple[dict[str, dict[str, str]], set[str]]:
+    mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=("dp", "tp")[: len(mesh_shape)])
+    states = {kind: state_of(wrap(build(kind), mesh)) for kind in KINDS}
+    placements = {str(t.placements) for s in states.values() for t in s.values() if isinstance(t, DTensor)}
+    return {kind: gathered(state) for kind, state in states.items()}, placements
 
 
-@pytest.mark.parametrize("kind", ["gpt", "wide"])
 @pytest.mark.parametrize(
     ("wrap", "mesh", "sharded"),
     [
@@ -138,12 +132,14 @@ def wrapped(kind: str, wrap: Wrap, mesh_shape: tuple[int, ...]) -> tuple[dict[st
     ],
     ids=lambda v: v.__name__ if callable(v) else "x".join(map(str, v)) if isinstance(v, tuple) else "",
 )
-def test_one_digest_a_tensor(kind: str, wrap: Wrap, mesh: tuple[int, ...], sharded: str | None) -> None:
-    ranks = torch.Size(mesh).numel()
-    for found, placements in run_ranks(ranks, wrapped, kind, wrap, mesh):
-        assert found == alone(kind)
+def test_one_digest_a_tensor(wrap: Wrap, mesh: tuple[int, ...], sharded: str | None) -> None:
+    want = {kind: alone(kind) for kind in KINDS}
+    for found, placements in run_ranks(torch.Size(mesh).numel(), wrapped, wrap, mesh):
+        assert found == want
+        assert whole(found["wide"]) == whole(want["wide"])
         assert sharded is None or any(sharded in p for p in placements), placements
-    assert len(alone(kind)) == len(set(alone(kind).values()))  # no two tensors alike: nothing hides a mix-up
+    for of_kind in want.values():
+        assert len(set(of_kind.values())) == len(of_kind)
 
 
 # --- placements by hand ---------------------------------------------------------------------------------------
@@ -230,10 +226,6 @@ def misplaced() -> str:
 
 def test_a_resharding_off_by_one_is_seen() -> None:
     full = torch.randn(9, 40, generator=torch.Generator().manual_seed(1))
-    assert len(set(run_ranks(3, misplaced))) == 1
-    assert run_ranks(3, misplaced)[0] != gathered({"t": full})["t"]
-
-
-def test_a_state_has_one_digest() -> None:
-    (first, _), (second, _) = run_ranks(2, wrapped, "wide", fsdp, (2,))
-    assert whole(first) == whole(second) == whole(alone("wide"))
+    (found, *others) = run_ranks(3, misplaced)
+    assert others == [found] * 2
+    assert found != gathered({"t": full})["t"]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import time
+import warnings
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from ckpt.errors import AccessDenied, Refused
 from ckpt.store import Entry, open_store
+from ckpt.store.filesystems import S3fsStore
 from tests.s3server import S3
 
 pytestmark = pytest.mark.s3
@@ -102,6 +107,28 @@ def test_two_stores_keep_their_options_apart(s3: S3, client: str) -> None:
     with pytest.raises(AccessDenied):
         bad.get("key")
     assert open_store(url, client=client, **s3.options).get("key") == b"x"
+
+
+def test_an_instance_of_s3fs_that_others_share_is_left_alone(s3: S3) -> None:
+    options = S3fsStore.prepared(s3.options)
+    shared = fsspec.filesystem("s3", **options)
+    before = shared.retries
+    open_store(s3.url("bucket"), client="fsspec", **s3.options)
+    assert fsspec.filesystem("s3", **options) is shared
+    assert shared.retries == before
+
+
+def test_a_store_that_goes_leaves_no_open_session(s3: S3) -> None:
+    store = open_store(s3.url(s3.new_bucket()), client="fsspec", **s3.options)
+    store.list()
+    fsspec.asyn.get_loop().call_soon_threadsafe(time.sleep, 0.5)  # s3fs itself waits for less
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        del store
+        gc.collect()
+        time.sleep(0.7)
+        gc.collect()
+    assert not seen
 
 
 def test_a_bucket_without_a_path(s3: S3, client: str) -> None:

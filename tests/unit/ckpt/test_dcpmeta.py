@@ -110,7 +110,7 @@ GREEDY = {
     "frame": b"\x80\x04\x95" + (1 << 40).to_bytes(8, "little") + b"N.",
     "hash of a deep key": b"\x80\x04})" + b"\x85" * 50_000 + b"Ns.",
     "hash of a wide key": b"\x80\x04})" + b"\x94h\x00h\x00\x86" * 40 + b"Ns.",
-    "copies of a large size": b"\x80\x04](" + b"N" * 4000 + b"e\x940ctorch\nSize\n\x940" + b"h\x01h\x00\x85R" * 50 + b".",
+    "large sizes": b"\x80\x04](" + b"N" * 4000 + b"e\x940ctorch\nSize\n\x940" + b"h\x01h\x00\x85R" * 50 + b".",
     "attributes of a class": b"\x80\x04ctorch.distributed.checkpoint.metadata\nMetadata\n}b.",
     "persistent id": b"\x80\x04N\x51.",
     "extension": b"\x80\x04\x82\x01.",

@@ -181,8 +181,14 @@ def test_differences_are_named(tmp_path: Path) -> None:
     with pytest.raises(Mismatch) as caught:
         roundtrip(tmp_path, saved, target)
     text = str(caught.value)
-    for part in ("missing", "more: in memory, not in the step", "extra: in the step, not in memory", "model.1.bias",
-                 "model.0.weight: shape in memory (4, 2), in the step (3, 2)", "dtype in memory torch.float64"):  # fmt: skip
+    for part in (
+        "missing",
+        "more: in memory, not in the step",
+        "extra: in the step, not in memory",
+        "model.1.bias",
+        "model.0.weight: shape in memory (4, 2), in the step (3, 2)",
+        "dtype in memory torch.float64",
+    ):
         assert part in text
 
 

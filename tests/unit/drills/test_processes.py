@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -108,6 +109,16 @@ def test_a_process_that_ended_by_itself_is_not_a_kill(owner: str) -> None:
     time.sleep(1.0)  # a zombie now, since nobody waits for it
     with pytest.raises(HarnessBroken):
         Kill().inject(Site(folder=Path("/"), owner=owner, workers={0: victim}))
+    p.wait()
+
+
+def test_a_process_that_wins_the_race_to_its_own_end_is_not_a_kill(owner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    p = start(owner, "import os, signal, time; signal.signal(signal.SIGUSR1, lambda *a: os._exit(3)); time.sleep(60)")
+    time.sleep(1.0)
+    send = signal.pidfd_send_signal
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda fd, number: send(fd, signal.SIGUSR1))
+    with pytest.raises(HarnessBroken, match="ended by itself before the signal arrived"):
+        Kill().inject(Site(folder=Path("/"), owner=owner, workers={0: proc(p)}))
     p.wait()
 
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import astuple, replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from elastic.economics import Costs, Job, Rates, Tier, recommend
@@ -13,10 +13,11 @@ from elastic.economics.interval import build_model
 from elastic.economics.models import Renewal, Setting, SingleTier
 from elastic.economics.roots import optimal_work_s
 
+SLOW_MACHINE = [HealthCheck.too_slow]
 positive = st.floats(-6, 8).map(lambda x: 10.0**x)
 seconds = st.one_of(st.just(0.0), st.floats(-3, 4).map(lambda x: 10.0**x))
 shares = st.floats(0, 0.95)
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=60, deadline=None, suppress_health_check=SLOW_MACHINE)
 
 
 @st.composite
@@ -53,7 +54,7 @@ def test_scaling_all_times_scales_the_optimum(mtbf, save, factor):
     assert optimal_work_s(mtbf * factor, save * factor) == pytest.approx(factor * optimal_work_s(mtbf, save), rel=1e-11)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=SLOW_MACHINE)
 @given(single_tiers(), st.floats(-3, 3))
 def test_shares_are_shares_at_any_interval(model, away):
     best = model.best(0.0, math.inf)
@@ -68,7 +69,7 @@ def test_shares_are_shares_at_any_interval(model, away):
         assert model.lost_per_failure_s(at, 0.95) >= 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, suppress_health_check=SLOW_MACHINE)
 @given(single_tiers(), st.floats(-2, 2))
 def test_nothing_beats_the_optimum(model, away):
     best = model.best(0.0, math.inf)
@@ -105,7 +106,7 @@ def test_no_notice_is_the_blocking_model(mtbf, stall):
     )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20, deadline=None, suppress_health_check=SLOW_MACHINE)
 @given(st.floats(2, 6).map(lambda x: 10.0**x), st.floats(0.001, 0.3))
 def test_shape_one_is_exponential(mtbf, eps):
     weibull = Renewal(mtbf_s=mtbf, stall_s=mtbf * eps, recovery_s=5.0, shape=1.0)
@@ -115,7 +116,7 @@ def test_shape_one_is_exponential(mtbf, eps):
     assert weibull.best(0, math.inf).work_s == pytest.approx(best.work_s, rel=1e-3)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, suppress_health_check=SLOW_MACHINE)
 @given(st.floats(3, 5).map(lambda x: 10.0**x), st.floats(0.1, 20), st.floats(1, 300), seconds)
 def test_tiers_at_both_ends_of_survival(mtbf, fast, slow, recovery):
     def plan(survives):
@@ -134,7 +135,7 @@ def test_tiers_at_both_ends_of_survival(mtbf, fast, slow, recovery):
     assert never.goodput - 1e-9 <= between.goodput <= always.goodput + 1e-9
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20, deadline=None, suppress_health_check=SLOW_MACHINE)
 @given(st.lists(st.floats(0.05, 0.5), min_size=3, max_size=3), st.floats(3, 5).map(lambda x: 10.0**x))
 def test_no_neighbour_of_three_tiers_is_better_and_shares_add_up(weights, mtbf):
     total = sum(weights)
@@ -196,7 +197,7 @@ def test_small_levers_follow_the_envelope_theorem(mtbf, stall, persist, slowdown
     assert slope(reschedule_s=dead) == pytest.approx(-1 / (mtbf + dead), rel=2e-3, abs=1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, suppress_health_check=SLOW_MACHINE)
 @given(st.floats(3, 6).map(lambda x: 10.0**x), st.floats(0.1, 100), seconds, seconds)
 def test_advice_is_consistent_with_the_plan(mtbf, stall, persist, recovery):
     plan = recommend(
@@ -220,7 +221,7 @@ def test_advice_is_consistent_with_the_plan(mtbf, stall, persist, recovery):
     assert total.mean_s >= plan.job.work_s
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=SLOW_MACHINE)
 @given(
     single_tiers(),
     st.sampled_from(["mtbf_s", "stall_s", "persist_s", "recovery_s", "detect_s"]),

@@ -102,6 +102,12 @@ def test_prefetching_does_not_move_the_position(workers: int) -> None:
     assert next(iter(loader)).tolist() == got[2]
 
 
+def test_iterating_never_moves_the_position() -> None:
+    sampler = ElasticSampler(100, 8)
+    for _ in islice(sampler, 2000):
+        assert sampler.position == 0
+
+
 def test_position_and_epoch() -> None:
     sampler = ElasticSampler(10, 4)
     assert (sampler.position, sampler.epoch) == (0, 0)

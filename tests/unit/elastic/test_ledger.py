@@ -162,6 +162,7 @@ def test_a_store_that_fails_costs_one_warning_and_no_event(tmp_path: Path, caplo
     assert [r.message for r in caplog.records if "cannot be written" in r.message] != []
     assert len(caplog.records) == 1
     assert [e.step for e in read(store).events] == [0, 1, 2, 3]
+    assert [e.key for e in store.list("ledger/")] == ["ledger/e00000001-r00000-000000.jsonl"]
 
 
 def until(true: Any) -> None:

@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -135,18 +135,26 @@ def test_break_saves_nothing_after_the_last_boundary(tmp_path: Path) -> None:
     assert committed(tmp_path) == [3]
 
 
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Handlers as they were, after the test; the defaults before."""
+    before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGUSR1)}
+    assert set(before.values()) == {signal.SIG_DFL}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
 def test_a_signal_ends_the_step_saves_and_leaves_with_75(control: Training, tmp_path: Path, name: str) -> None:
     folder = tmp_path / "stopped"
     stopped = Training(folder)
-    before = signal.getsignal(getattr(signal, name))
-    assert before == signal.SIG_DFL
     with pytest.raises(SystemExit) as caught:
         stopped.train(10, at(6, stop_with(name)), every=100)
     assert caught.value.code == 75
     assert stopped.last.step == 7
     assert signal.getsignal(getattr(signal, name)) == signal.SIG_IGN  # nothing changes this status any more
-    signal.signal(getattr(signal, name), before)
     assert committed(folder) == [7]
     assert [type(e.data) for e in events(folder)][-1] is Stopped
     assert [e.data.source for e in events(folder) if e.kind == "stop_requested"] == [name]  # type: ignore[union-attr]
@@ -273,6 +281,8 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
                 next(iter(run.steps(until=2)))
     with pytest.raises(Refused, match="inside the run's with block"):
         next(iter(run.steps(until=2)))
+    with pytest.raises(Refused, match="this Run was entered before"), run:
+        pass
     second.train(1)
 
 
