@@ -82,7 +82,6 @@ class _Drill:
         self._options = dict(plan.storage_options)
         self._jobs: list[Job] = []
         self._tick_due = 0.0
-        self._offset = 0
 
     def hold(self) -> None:
         """Control runs, then the drilled run, then the comparison."""
@@ -147,7 +146,6 @@ class _Drill:
                 if out_of_time
                 else "make the command end well by itself first; only then a drill can say anything",
             )
-        job.offset = self._offset = Log(tuple(job.lines)).offset
         if not job.lines:
             raise TargetEnded(f"the {name} run ended well, but wrote no step to its log, so no moment can be drawn",
                               hint='let each rank append a JSON line a step: {"step": 1, "rank": 0, ...}')  # fmt: skip
@@ -171,7 +169,6 @@ class _Drill:
         for fault in self._scenario.faults:
             env |= _bounded(fault, "setup", lambda f=fault: f.setup(site))  # type: ignore[misc]
         job = self._job(DRILLED, env)
-        job.offset = self._offset
         try:
             self._until_moment(job, moment, step_s)
             killed = self._inject(job, site)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -58,9 +60,18 @@ class Plan:
     default_url: bool = True
 
 
+_SECRET = re.compile(r"(?i)((?:secret|password|token)\w*=).+")
+
+
+def without_secrets(words: Iterable[str]) -> list[str]:
+    """A command line fit for a report: ``secret=...``, ``password=...`` and ``token=...`` lose their values."""
+    return [_SECRET.sub(r"\1***", word) for word in words]
+
+
 def plan_to_json(plan: Plan) -> dict[str, Any]:
     """The plan as JSON; values of storage options stay out, since they may be secrets."""
-    return {**asdict(plan), "storage_options": [[k, "***"] for k, _ in plan.storage_options]}
+    hidden = [[k, "***"] for k, _ in plan.storage_options]
+    return {**asdict(plan), "command": without_secrets(plan.command), "storage_options": hidden}
 
 
 def plan_from_json(raw: dict[str, Any]) -> Plan:

@@ -18,6 +18,7 @@ from drills.errors import HarnessBroken, Usage
 from drills.history import Commit, History
 from drills.oracle import CommitWatch
 from drills.processes import OWNER_VARIABLE, Table, describe, kill_owned, owned
+from drills.scenario import without_secrets
 from drills.timeline import Line, Proc, parse_line
 
 EXAMPLE = "drills run kill-any-rank -- torchrun --nproc-per-node 2 --max-restarts 3 train.py {url} --log-file {log}"
@@ -79,7 +80,7 @@ class Job:
     """One run of the command: started in a session of its own, watched by ``poll``, ended by ``stop``.
 
     Everything seen goes into the history at once. ``lines`` are the log lines so far; ``status`` is the exit status
-    of the last start, None while it runs; ``offset`` is what makes a logged step the number of steps done.
+    of the last start, None while it runs.
     """
 
     def __init__(
@@ -97,9 +98,9 @@ class Job:
         self._root: subprocess.Popen[bytes] | None = None
         self._watch = CommitWatch(url, options)
         self._log, self._log_at, self._half = folder / "log.jsonl", 0, b""
+        self._highest = self._offset = 0
         self._scan_due = 0.0
         self.scan_every_s = 0.1
-        self.offset = 0
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -109,8 +110,8 @@ class Job:
 
     @property
     def last_step(self) -> int:
-        """The highest step that any rank has logged."""
-        return max((n.step + self.offset for n in self.lines), default=0)
+        """The highest step that any rank has done."""
+        return self._highest + self._offset
 
     @property
     def storage_error(self) -> str | None:
@@ -133,9 +134,8 @@ class Job:
             except OSError as e:
                 raise HarnessBroken(f"the command could not be started: {e.strerror}",
                                     facts=[("command", shlex.join(self.argv))]) from None  # fmt: skip
-        self._history.add(
-            "run.started", run=self.name, url=self.url, argv=self.argv, pid=self._root.pid, start=self.starts
-        )
+        argv = without_secrets(self.argv)
+        self._add("run.started", url=self.url, argv=argv, pid=self._root.pid, start=self.starts)
 
     def poll(self, wait_s: float = 0.01) -> None:
         """Take in what has happened: workers that came and went, log lines, commits, the end of the command."""
@@ -205,6 +205,8 @@ class Job:
             if line:
                 new.append(line)
         self.lines += new
+        self._highest = max([self._highest, *(n.step for n in new)])
+        self._offset = 1 if any(n.step == 0 for n in new) else self._offset  # a log that counts from 0
         return new
 
     def _add(self, event: str, **facts: Any) -> None:

@@ -132,6 +132,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what a GPU needs for the next line but one
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     elastic.init()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-import weakref
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -173,8 +172,6 @@ class S3fsStore(FilesystemStore):
         super().__init__(url, fs, root, options, retry_budget_s)
         fs.retries = 1  # its own layer of retries multiplies botocore's
         self._bucket, _, self._prefix = self._root.partition("/")
-        # s3fs gives a closing session a tenth of a second, then leaves it to warn about itself.
-        weakref.finalize(self, _close_session, fs)
 
     @staticmethod
     def prepared(options: dict[str, Any]) -> dict[str, Any]:
@@ -287,21 +284,6 @@ class S3fsStore(FilesystemStore):
             for error in answer.get("Errors", []):  # the request as a whole succeeds all the same
                 kind = PermissionError if error.get("Code") == "AccessDenied" else OSError
                 raise kind(f"{error.get('Code')}: {error.get('Message')} ({error.get('Key')})")
-
-
-def _close_session(fs: Any) -> None:
-    client, loop = fs._s3, fs.loop
-    if client is None or loop is None or not loop.is_running():
-        return
-
-    async def close() -> None:
-        await client.close()
-
-    try:
-        asyncio.get_running_loop().create_task(close())  # collected on the thread that runs the requests
-    except RuntimeError:
-        with suppress(TimeoutError):
-            sync(loop, close, timeout=5)
 
 
 def _answer(error: BaseException) -> tuple[int, str, str]:

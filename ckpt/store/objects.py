@@ -24,7 +24,7 @@ from obstore.exceptions import (
 )
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from ckpt.errors import AccessDenied, ObjectMissing, Refused, StorageError, Unreachable
+from ckpt.errors import AccessDenied, NoContainer, ObjectMissing, Refused, StorageError, Unreachable
 
 from .contract import Buffer, Entry
 from .keys import join
@@ -146,21 +146,26 @@ class ObjectStore(Remote):
         return int(obstore.head(self._store, key)["size"])
 
     def _send_list(self, folder: str, prefix: str) -> list[Entry]:
-        # Whole folders only: obstore ends every prefix with "/". A marker of the root itself has no key.
-        pages = self._store.list(folder or None, chunk_size=1000)
-        return [Entry(meta["path"], meta["size"]) for page in pages for meta in page if meta["path"]]
+        # obstore lists whole folders only. Where a name is just begun, first find the names in its folder that go
+        # on like that: what lies below the others, such as other runs in the bucket, is not listed then.
+        if prefix in ("", f"{folder}/"):
+            return self._list_folder(folder)
+        names = self._store.list_with_delimiter(folder or None)
+        begun = [path for path in names["common_prefixes"] if path.startswith(prefix)]
+        return _entries(names["objects"]) + [entry for path in begun for entry in self._list_folder(path)]
+
+    def _list_folder(self, folder: str) -> list[Entry]:
+        return [entry for page in self._store.list(folder or None, chunk_size=1000) for entry in _entries(page)]
 
     def _send_delete(self, keys: Sequence[str]) -> None:
         try:
             obstore.delete(self._store, list(keys))
         except FileNotFoundError as error:
-            if _code(str(error)):  # the service names what is missing: not a key, so let it be explained
+            if self._explain(error).kind is NoContainer:
                 raise
             for key in keys:  # gs and az stop at a missing key
-                try:
+                with suppress(FileNotFoundError):
                     obstore.delete(self._store, key)
-                except FileNotFoundError:
-                    continue
 
     def _explain(self, error: Exception) -> Failure:
         text = str(error)
@@ -181,6 +186,10 @@ class ObjectStore(Remote):
         if "HTTP error" in text or "HttpError" in text:
             return Failure(Unreachable, _network_detail(text), passing="kind: Builder" not in text)
         return Failure(StorageError, text.splitlines()[0] if text else type(error).__name__)
+
+
+def _entries(found: Sequence[Any]) -> list[Entry]:
+    return [Entry(meta["path"], meta["size"]) for meta in found if meta["path"]]  # a marker of the root has no key
 
 
 def _retry(retries: int, seconds: float) -> dict[str, Any]:

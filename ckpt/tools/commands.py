@@ -163,6 +163,8 @@ def inspect(
     seen = inspection.inspect(locate(address), address.step)
     show = show or ("tensors" if glob else None)
     entries = describe.matching(seen.entries, glob)
+    if glob is not None and not entries:
+        sys.stderr.write(f"no name matches {glob!r}\n")
     if settings.json:
         details = {"entries": entries if show in ("tree", "tensors") else None,
                    "objects": seen.objects if show == "objects" else None}  # fmt: skip
@@ -209,12 +211,8 @@ def _facts(seen: Inspection) -> Iterator[tuple[str, str]]:
     other = len(seen.entries) - len(tensors) - same - sum(seen.per_rank.values())
     parts = [f"{same} the same on all ranks"] * bool(same) + own + [f"{other} of unknown kind"] * bool(other)
     yield "values", "; ".join(parts) or "none"
-    yield (
-        "stored",
-        f"{render.plural(len(seen.objects), 'object')}, {render.size(seen.bytes)}"
-        if seen.objects
-        else render.size(seen.bytes),
-    )
+    objects = f"{render.plural(len(seen.objects), 'object')}, " if seen.objects else ""
+    yield "stored", objects + render.size(seen.bytes)
     yield "checksums", seen.checksums
     yield "fingerprint", seen.fingerprint or "not verified (none was recorded)"
     if seen.references:

@@ -13,7 +13,7 @@ from ckpt.tools.describe import Entry, entries, foreign_entries, per_rank_groups
 from ckpt.tools.gather import quarantine_reason
 from ckpt.tools.report import Report
 from ckpt.tools.target import Place, select
-from ckpt.tools.validate import check
+from ckpt.tools.validate import METADATA_BYTES, check
 
 _NEWER = "install a torchrelay that knows it; the step is not damaged"
 
@@ -101,7 +101,7 @@ def _folder(place: Place) -> Inspection:
 
 def _foreign(place: Place) -> Inspection:
     name = place.prefix + layout.METADATA
-    contents = dcpmeta.read_contents(place.store.get(name), f"{place.store.url}/{name}")
+    contents = dcpmeta.read_contents(place.store.get(name, max_bytes=METADATA_BYTES), f"{place.store.url}/{name}")
     stored = {object_name for object_name, _, _ in contents.places.values()}
     return Inspection(
         where=place.where, kind="plain DCP", state="unknown", what="a plain DCP checkpoint, not written by torchrelay",

@@ -64,16 +64,17 @@ class Reading:
         self._errors: list[BaseException] = []
 
     def start(self, work: Callable[[], None]) -> None:
-        """Run it soon; waits while enough are under way."""
+        """Run it soon; waits while enough are under way. Raises ``Stopped`` once one has failed."""
         self._slots.acquire()
-        if not self._errors:
-            self._pool.submit(self._run, work)
+        if self._errors:
+            raise Stopped("another read failed")
+        self._pool.submit(self._run, work)
 
     def _run(self, work: Callable[[], None]) -> None:
         try:
             work()
         except BaseException as e:
-            self._errors.append(e)
+            self._errors.append(e)  # the first one is the cause; the others may be "stopped"
             self._stop.set()
         finally:
             self._slots.release()

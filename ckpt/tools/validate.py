@@ -25,6 +25,7 @@ from ckpt.tools.report import Finding, Level, Progress, Report, Verdict
 from ckpt.tools.stream import Reading, Stopped, Stream
 
 DIFFER = "stored bytes differ from what was saved"
+METADATA_BYTES = 1 << 34  # of a plain DCP folder, where nothing says how large it should be
 MAX_FINDINGS = 200  # reported in full; the rest is counted
 
 
@@ -69,7 +70,9 @@ def validate_foreign(store: Store, prefix: str, level: Level) -> Report:
     """Check what can be checked of a plain DCP folder: that its metadata is harmless and its files are long enough."""
     job = _Check(store, prefix, None, Progress())
     try:
-        contents = dcpmeta.read_contents(store.get(prefix + layout.METADATA), f"{job.where}/{layout.METADATA}")
+        contents = dcpmeta.read_contents(
+            store.get(prefix + layout.METADATA, max_bytes=METADATA_BYTES), f"{job.where}/{layout.METADATA}"
+        )
     except Damaged as e:
         job.add(Finding(what=e.message, object=layout.METADATA))
     else:

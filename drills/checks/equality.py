@@ -233,7 +233,7 @@ def _differed_before(record: Record, pairs: list[dict[str, Any]]) -> frozenset[s
         return frozenset()
     early = {c.folder for c in run.commits if c.seen is not None and c.seen <= strike["t"]}
     found = (p for p in pairs if any(str(p["right"]).endswith(f"/{folder}") for folder in early))
-    return frozenset(k for p in [] for k in p.get("different_keys", ()))
+    return frozenset(k for p in found for k in p.get("different_keys", ()))
 
 
 def _said(d: dict[str, Any]) -> str:

@@ -83,7 +83,9 @@ def curves(record: Record, width: int) -> str | None:
     for v in _ticks(low, high, 4):
         parts.append(f'<line class="grid" x1="{left}" x2="{width - right}" y1="{y(v):.1f}" y2="{y(v):.1f}"/>')
         parts.append(_text(left - 8, y(v) + 4, f"{v:.4g}", "end"))
-    parts += [_text(x(s), height - 6, f"step {s:g}", "middle") for s in _ticks(1, last, max(3, width // 140))]
+    for s in _ticks(1, last, max(3, width // 140)):
+        inside = x(s) < width - right - 20
+        parts += [_text(x(s) if inside else width - right, height - 6, f"step {s:g}", "middle" if inside else "end")]
     parts.append(_line("control", [(x(s), y(v)) for s, v in sorted(truth.items()) if math.isfinite(v)]))
     parts.append(_line("drilled", [(x(s), y(v)) for s, v in sorted(kept.items()) if math.isfinite(v)]))
     again = set(seen.again) if seen else set()

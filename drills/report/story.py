@@ -102,8 +102,14 @@ def _end(record: Record) -> str:
 
 def _lost(record: Record, by_name: dict[str, Check]) -> str:
     seen = phases(record)
-    if seen is None or seen.resumed_from is None:
-        return "Not known."
+    if seen is None or record.drilled is None:
+        return "Nothing: no fault struck."
+    if seen.resumed_from is None:
+        newest = record.drilled.newest_commit(seen.killed)
+        kept = "no commit had been seen" if newest is None else f"the newest commit is step {newest}"
+        return (
+            f"Everything since the newest commit: {kept}, the fault came after step {seen.last_before}, nothing later."
+        )
     steps = len(seen.again)
     if not steps:
         text = "No step had to be trained again"
@@ -129,10 +135,12 @@ def _same(by_name: dict[str, Check]) -> str:
 
 
 def _unverified(checks: Sequence[Check]) -> tuple[str, ...]:
-    unknown = [c for c in checks if c.verdict is Verdict.UNKNOWN]
-    far = [c.name for c in unknown if c.value == NOT_REACHED]
-    said = [f"{c.name}: {c.detail or c.value}" for c in unknown if c.value != NOT_REACHED]
-    return (*said, f"not reached: {', '.join(far)}") if far else tuple(said)
+    """One line a reason: several checks often share one."""
+    names: dict[str, list[str]] = {}
+    for c in checks:
+        if c.verdict is Verdict.UNKNOWN:
+            names.setdefault(NOT_REACHED if c.value == NOT_REACHED else c.detail or c.value, []).append(c.name)
+    return tuple(f"{', '.join(who)}: {why}" for why, who in names.items())
 
 
 def _meant(scenario: Scenario, by_name: dict[str, Check]) -> str | None:

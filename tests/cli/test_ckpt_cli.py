@@ -155,6 +155,36 @@ def test_a_store_that_fails_is_no_damage(monkeypatch: pytest.MonkeyPatch, capsys
     assert "bad" not in said.out
 
 
+@pytest.mark.parametrize("fails", [1, 30])
+def test_the_first_failure_of_many_reads_ends_all(
+    fails: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(GOLDEN_V1, tmp_path / "run"))
+    step = Step(run)
+    names = [f"more/{n:03d}" for n in range(60)]
+    (step.folder / "more").mkdir()
+    for name in names:
+        (step.folder / name).write_bytes(b"x")
+    step.edit(
+        "manifest.json",
+        lambda m: m["objects"].extend({"name": n, "bytes": 1, "digest": "0" * 32, "rank": 0} for n in names),
+    )
+    step.reseal(*names)
+    assert cli.run(["validate", f"{run}@2", "--level", "full"]) == 0
+    real, calls = LocalStore.get_ranges, []
+
+    def failing(self: LocalStore, key: str, ranges: list[tuple[int, int]]) -> list[bytes]:
+        calls.append(key)
+        if len(calls) >= fails:
+            raise StorageError("the disk is on fire")
+        return real(self, key, ranges)
+
+    monkeypatch.setattr(LocalStore, "get_ranges", failing)
+    assert cli.run(["validate", f"{run}@2", "--level", "full"]) == 5
+    assert "the disk is on fire" in capsys.readouterr().err
+    assert len(calls) < fails + 20
+
+
 # --- memory and transit faults --------------------------------------------------------------------------------
 
 

@@ -82,6 +82,8 @@ class TestS3fs(OnS3):
 class TestObstoreInBadWeather(OnS3):
     """The same answers when one request in twenty is refused."""
 
+    races = 0
+
     @pytest.fixture(scope="class")
     @classmethod
     def shared(cls, s3_server: S3Server) -> Iterator[Store]:

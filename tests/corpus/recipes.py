@@ -246,7 +246,7 @@ RECIPES = [
         FULL,
         "no index has it",
     ),
-    R("other digest of an object", _objects(lambda o: o[2].update(digest="0" * 32)), FULL, "0000 ".strip()),
+    R("other digest of an object", _objects(lambda o: o[2].update(digest="0" * 32)), FULL, "0" * 32),
     R("time that is none", _manifest(created="yesterday"), ALWAYS, "a time with its zone"),
     R("index with a hole", lambda s: s.edit(INDEX, lambda i: i["items"].pop(1)), FULL, "starts at"),
     R(

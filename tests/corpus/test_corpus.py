@@ -102,3 +102,27 @@ def test_random_damage_that_is_vouched_for(name: str, run: Path) -> None:
         assert all(line.isprintable() for line in render.report_lines(report))
         json.loads(render.as_json("x", {"report": report}))
     assert verdicts["bad"] > 30
+
+
+def test_every_flipped_bit_is_found_and_its_object_named(run: Path) -> None:
+    """Any bit of any file of the step, its commit record included."""
+    store, rng = open_store(str(run)), random.Random(7)
+    files = [p for p in [*(run / FOLDER).rglob("*"), Step(run).commit] if p.is_file()]
+    assert len(files) == 7
+    for n in range(140):
+        path = files[n % len(files)]
+        clean = path.read_bytes()
+        spoiled = bytearray(clean)
+        spoiled[rng.randrange(len(spoiled))] ^= 1 << rng.randrange(8)
+        path.write_bytes(spoiled)
+        report = validate(store, f"{FOLDER}/", level="full", attempt=layout.parse_attempt(ATTEMPT))
+        path.write_bytes(clean)
+        if path == Step(run).commit and report.verdict == "good":
+            continue  # a field that nothing depends on: the time, the base, a size
+        names = {f.object for f in report.findings}
+        name = path.relative_to(run / FOLDER).as_posix() if path.is_relative_to(run / FOLDER) else path.name
+        if path == Step(run).commit:
+            assert report.verdict in ("bad", "not verified")
+        else:
+            assert (report.verdict, names) == ("bad", {name})
+    assert validate(store, f"{FOLDER}/", level="full", attempt=layout.parse_attempt(ATTEMPT)).verdict == "good"

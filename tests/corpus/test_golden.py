@@ -75,6 +75,15 @@ def test_a_run_resumes_from_it(tmp_path: Path) -> None:
            | {"optim.state.weight.momentum_buffer": optim.state[model.weight]["momentum_buffer"]}, 2)  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_what_plain_dcp_saves_with_our_writer_is_valid(tmp_path: Path) -> None:
+    state = {**expected(1), "nested": {"list": [1, {"deep": torch.ones(3)}], "text": "x"}, "none": None}
+    dcp.save(state, storage_writer=ckpt.ObjectWriter(str(tmp_path)), no_dist=True)
+    report = validate(open_store(str(tmp_path)), "", level="full")
+    assert (report.verdict, report.findings, report.hints) == ("good", (), ())
+    assert report.blocks_hashed >= 9
+
+
 def test_values_are_plain_torch_files() -> None:
     """Every rank's random streams lie in the step as bytes that ``weights_only`` accepts."""
     from ckpt.format.manifest import load_index, load_manifest

@@ -26,7 +26,7 @@ class Checker:
     keep: int
     damaged: set[Attempt] = field(default_factory=set)
     survivor: Attempt | None = None  # damage struck in mid-history: the newest step that was good and usable then
-    rotted: bool = False
+    old: frozenset[Attempt] = frozenset()  # what had been committed by then
     reported: dict[Attempt, int] = field(default_factory=dict)
     owners: dict[Epoch, int] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Checker:
     def key(self) -> Hashable:
         """Equal for checkers that would judge alike."""
         known = frozenset(self.reported.items()), frozenset(self.owners.items())
-        return self.keep, frozenset(self.damaged), self.survivor, self.rotted, known
+        return self.keep, frozenset(self.damaged), self.survivor, self.old, known
 
     def copy(self) -> Checker:
         return replace(self, damaged=set(self.damaged), reported=dict(self.reported), owners=dict(self.owners),
@@ -42,7 +42,7 @@ class Checker:
 
     def take(self, other: Checker, found: list[str]) -> None:
         """Know what another checker knew after it had found this."""
-        self.damaged, self.survivor, self.rotted = other.damaged, other.survivor, other.rotted
+        self.damaged, self.survivor, self.old = other.damaged, other.survivor, other.old
         self.reported, self.owners = other.reported, other.owners
         self.violations += found
 
@@ -57,12 +57,15 @@ class Checker:
         if not self.damaged or not self.before():
             return True
         catalog = Catalog(self.world.store)
-        return any(a not in self.damaged for a in catalog.usable(catalog.listing()))
+        try:
+            return any(a not in self.damaged for a in catalog.usable(catalog.listing()))
+        except CkptError:
+            return True
 
     def rots(self, attempt: Attempt) -> None:
         """Damage strikes a step in mid-history; what a start can fall back to is what was usable at that moment."""
         self.damaged.add(attempt)
-        self.rotted = True
+        self.old = frozenset(self.world.truth.commits)
         catalog = Catalog(self.world.store)
         usable = catalog.usable(catalog.listing())
         self.survivor = next((a for a in usable if a not in self.damaged), None)
@@ -139,9 +142,9 @@ class Checker:
         """The attempts that must be usable: the newest of each of the newest ``keep`` steps."""
         newest = {a.step: a for a in reversed(line)}  # of one step the newest attempt is the first in the line
         window = [a for a in line if newest[a.step] is a][: self.keep]
-        if self.rotted:  # the steps before it may have been retired rightly
+        if self.old:  # what was older than the damaged step may have been retired rightly
             good = [a for a in line if a not in self.damaged]
-            window = [a for a in good[:1] if a == self.survivor or a is line[0]]
+            window = [a for a in good[:1] if a == self.survivor or a not in self.old]
         return [a for a in window if a not in self.damaged]
 
     def _misplaced(self, newest: str, line: list[Attempt], window: list[Attempt]) -> str | None:
@@ -152,7 +155,7 @@ class Checker:
         if attempt not in line:
             return "not of the newest start's line"
         newer = [a for a in line[: line.index(attempt)] if a not in self.damaged]
-        if newer and not (self.rotted and newer[0] not in window):
+        if newer and not (self.old and newer[0] not in window):
             return f"older than {newer[0]}"
         return None
 

@@ -91,6 +91,10 @@ class Clock(datetime):
         return datetime(2026, 1, 1, tzinfo=tz) + timedelta(hours=cls.hours)
 
 
+class NothingWorks(AssertionError):
+    """Not even a start that nothing disturbs does its work."""
+
+
 class OneByOne:
     """In the place of a thread pool, so that storage calls have one order."""
 
@@ -172,7 +176,8 @@ def prepare(scenario: Scenario, ranks: int) -> Prepared:
             world.store.delete([f"{newest.prefix}__0_0.distcp"])
         damaged = {newest} if scenario.damage else set()
     probe = start(world.fork(1), scenario, 2, ranks, stride=2).run()
-    assert not probe.errors, probe.errors
+    if probe.errors:
+        raise NothingWorks(f"a start that nothing disturbs fails: {probe.errors[0]}")
     return Prepared(world, damaged, reported, max(world.truth.claims, default=None), probe.points)
 
 

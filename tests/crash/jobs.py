@@ -264,13 +264,15 @@ class Job:
             for attempt in range(2):
                 content.fill(number := (self.number * 1000 + step) * 10 + attempt)
                 try:
-                    saved = run.save(step, content.state).wait()
+                    run.save(step, content.state)
+                    saved = run.wait()
                 except (Superseded, RankFailed):
                     raise
                 except CkptError as e:  # the policy of a job that trains on: try once more
                     outcome.error = e
                     continue
                 outcome.error = None
+                assert saved is not None
                 name = parse_attempt(saved.attempt)
                 assert name is not None
                 outcome.reported.append((name, number))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from contextlib import ExitStack
@@ -21,7 +22,7 @@ from elastic import Run
 from elastic.agreement import Agreement, Flags
 from elastic.ledger.reader import read
 from tests.dist.kill_campaign import STEPS, kill_one, start, wrong
-from tests.dist.launch import Job, by_hand
+from tests.dist.launch import ROOT, Job, by_hand
 from tests.dist.readback import by_step, differences, step_folder
 from tests.ranks import run_ranks
 
@@ -150,6 +151,12 @@ def test_the_example_converges(control: Path) -> None:
     assert sum(losses[n] for n in range(STEPS - 5, STEPS)) / 5 < 3.3
 
 
+def test_the_example_is_small_and_the_toolkit_a_small_part_of_it() -> None:
+    lines = (ROOT / "examples" / "train_gpt.py").read_text().splitlines()
+    assert len(lines) < 200
+    assert len([line for line in lines if re.search(r"import (ckpt|elastic)\b|\b(ckpt|elastic|run)\.\w", line)]) <= 10
+
+
 def test_a_killed_rank_changes_nothing(control: Path, tmp_path: Path) -> None:
     with start("gpt", tmp_path / "job", 2) as job:
         assert kill_one(job, random.Random(11), 2, budget_s=120) is not None, job.tail("no step after the kill")
@@ -180,13 +187,15 @@ def test_sigterm_to_one_rank_stops_all_at_one_step(control: Path, tmp_path: Path
 
 
 def broken_on_one_rank(folder: str) -> tuple[str, int]:
-    """The save of step 2 fails on rank 1 alone: where its object should go, there is a folder."""
+    """The only save, of step 3, fails on rank 1 alone: where its object should go, there is a folder."""
     if dist.get_rank() == 1:
-        (Path(folder) / "steps" / f"{2:012d}" / "e00000001-0" / "__1_0.distcp").mkdir(parents=True)
+        (Path(folder) / "steps" / f"{3:012d}" / "e00000001-0" / "__1_0.distcp").mkdir(parents=True)
     model = nn.Linear(4, 4)
     try:
-        with Run(folder, ckpt.State(model=model), every=2) as run:
-            for _ in run.steps(until=200):
+        with Run(folder, ckpt.State(model=model), every=1000) as run:
+            for step, _ in run.steps(until=200):
+                if step == 1 and dist.get_rank() == 0:
+                    run.save()  # which rank 1 hears of a step later
                 total = torch.ones(1)
                 dist.all_reduce(total)
                 time.sleep(0.01)

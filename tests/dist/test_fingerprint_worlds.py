@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -114,34 +115,6 @@ def wrapped(wrap: Wrap, mesh_shape: tuple[int, ...]) -> tuple[dict[str, dict[str
     return {kind: gathered(state) for kind, state in states.items()}, placements
 
 
-@pytest.mark.parametrize(
-    ("wrap", "mesh", "sharded"),
-    [
-        (ddp, (2,), None),
-        (ddp, (3,), None),
-        (fsdp, (2,), "Shard(dim=0)"),
-        (fsdp, (3,), "Shard(dim=0)"),
-        (fsdp, (4,), "Shard(dim=0)"),
-        (fsdp, (6,), "Shard(dim=0)"),
-        (fsdp, (2, 2), "Replicate(), Shard(dim=0)"),
-        (fsdp, (2, 3), "Replicate(), Shard(dim=0)"),
-        (tensor_parallel, (2,), "Shard(dim=1)"),
-        (tensor_parallel, (3,), "Shard(dim=1)"),
-        (fsdp_and_tensor_parallel, (2, 2), "_StridedShard"),
-        (fsdp_and_tensor_parallel, (2, 3), "_StridedShard"),
-    ],
-    ids=lambda v: v.__name__ if callable(v) else "x".join(map(str, v)) if isinstance(v, tuple) else "",
-)
-def test_one_digest_a_tensor(wrap: Wrap, mesh: tuple[int, ...], sharded: str | None) -> None:
-    want = {kind: alone(kind) for kind in KINDS}
-    for found, placements in run_ranks(torch.Size(mesh).numel(), wrapped, wrap, mesh):
-        assert found == want
-        assert whole(found["wide"]) == whole(want["wide"])
-        assert sharded is None or any(sharded in p for p in placements), placements
-    for of_kind in want.values():
-        assert len(set(of_kind.values())) == len(of_kind)
-
-
 # --- placements by hand ---------------------------------------------------------------------------------------
 
 PLACEMENTS: dict[int, list[Any]] = {
@@ -168,11 +141,61 @@ def placed(mesh_shape: tuple[int, ...]) -> list[dict[str, str]]:
     return [gathered({k: distribute_tensor(t, mesh, p) for k, t in full.items()}) for p in PLACEMENTS[len(mesh_shape)]]
 
 
-@pytest.mark.parametrize("mesh", [(2,), (3,), (6,), (2, 2), (2, 3)], ids=lambda m: "x".join(map(str, m)))
+# --- every world once -----------------------------------------------------------------------------------------
+
+CASES: list[tuple[Wrap, tuple[int, ...], str | None]] = [
+    (ddp, (2,), None),
+    (fsdp, (2,), "Shard(dim=0)"),
+    (tensor_parallel, (2,), "Shard(dim=1)"),
+    (ddp, (3,), None),
+    (fsdp, (3,), "Shard(dim=0)"),
+    (tensor_parallel, (3,), "Shard(dim=1)"),
+    (fsdp, (4,), "Shard(dim=0)"),
+    (fsdp, (2, 2), "Replicate(), Shard(dim=0)"),
+    (fsdp_and_tensor_parallel, (2, 2), "_StridedShard"),
+    (fsdp, (6,), "Shard(dim=0)"),
+    (fsdp, (2, 3), "Replicate(), Shard(dim=0)"),
+    (fsdp_and_tensor_parallel, (2, 3), "_StridedShard"),
+]
+
+
+def title(value: object) -> str:
+    if isinstance(value, tuple):
+        return "x".join(map(str, value))
+    return value.__name__ if callable(value) else ""
+
+
+def every_case(ranks: int) -> dict[str, Any]:
+    """Several meshes in one world: starting processes takes longer than what they do."""
+    cases = [(wrap, mesh) for wrap, mesh, _ in CASES if math.prod(mesh) == ranks]
+    meshes = dict.fromkeys(mesh for _, mesh in cases)
+    return {f"{title(wrap)} {title(mesh)}": wrapped(wrap, mesh) for wrap, mesh in cases} | {
+        title(mesh): placed(mesh) for mesh in meshes
+    }
+
+
+@functools.lru_cache
+def world(ranks: int) -> list[dict[str, Any]]:
+    return run_ranks(ranks, every_case, ranks, timeout_s=300.0)
+
+
+@pytest.mark.parametrize(("wrap", "mesh", "sharded"), CASES, ids=title)
+def test_one_digest_a_tensor(wrap: Wrap, mesh: tuple[int, ...], sharded: str | None) -> None:
+    want = {kind: alone(kind) for kind in KINDS}
+    for rank in world(math.prod(mesh)):
+        found, placements = rank[f"{title(wrap)} {title(mesh)}"]
+        assert found == want
+        assert whole(found["wide"]) == whole(want["wide"])
+        assert sharded is None or any(sharded in p for p in placements), placements
+    for of_kind in want.values():
+        assert len(set(of_kind.values())) == len(of_kind)
+
+
+@pytest.mark.parametrize("mesh", [(2,), (3,), (4,), (6,), (2, 2), (2, 3)], ids=title)
 def test_any_placement(mesh: tuple[int, ...]) -> None:
     want = gathered(odd_tensors())
-    for per_placement in run_ranks(torch.Size(mesh).numel(), placed, mesh):
-        assert per_placement == [want] * len(PLACEMENTS[len(mesh)])
+    for rank in world(math.prod(mesh)):
+        assert rank[title(mesh)] == [want] * len(PLACEMENTS[len(mesh)])
 
 
 def sharded_tensor() -> dict[str, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.errors import AccessDenied, Incomplete, ObjectMissing, StorageError, Unreachable
+from ckpt.errors import AccessDenied, Incomplete, NoContainer, ObjectMissing, StorageError, Unreachable
 from ckpt.store import Entry, Store, conditional_put_works, open_store
 from ckpt.testing import parallel
 from tests.faultproxy import (
@@ -201,22 +201,23 @@ def test_listings_of_several_pages_survive_faults(s3: S3) -> None:
             proxy.add(lambda r: is_list(r) and "continuation-token" in r.query, CutResponse(100, fin=True))
             assert sorted(entry.key for entry in store.list("commits/")) == keys
             assert proxy.faults() == 3
+            proxy.heal()
+            assert sorted(entry.key for entry in store.list("com")) == keys
+            proxy.heal()
+            assert store.list("x") == []  # as other runs in the same bucket: they are not walked through
+            assert proxy.count(is_list) == 1
 
 
 def test_what_is_no_listing_is_never_an_empty_one(rig: Rig) -> None:
     """A server of another kind, or a wall before the service, must not look like a run that is new."""
     rig.calm.put("commits/1", [b"x"])
-    page = "<html><body>please log in</body></html>"
-    for answer in (
-        Status(404, body=" "),
-        Status(200, body=page),
-        Status(200, body="{}"),
-        Status(301, "PermanentRedirect"),
-    ):
+    page = Status(200, body="<html><body>please log in</body></html>")
+    for answer in (Status(404, body=" "), page, Status(200, body="{}"), Status(301, "PermanentRedirect")):
         rig.proxy.heal()
         rig.proxy.add(any_request, answer, times=None)
-        with pytest.raises(StorageError, match=rig.proxy.endpoint):
+        with pytest.raises(StorageError, match=rig.proxy.endpoint) as caught:
             rig.open(retry_budget_s=0.5).list()
+        assert isinstance(caught.value, NoContainer) is (answer.code == 404)
 
 
 def test_folder_markers_are_no_objects(rig: Rig) -> None:

@@ -289,20 +289,27 @@ def test_the_replica_that_differs_is_named() -> None:
 # --- the two products -----------------------------------------------------------------------------------------
 
 
-def test_both_products_give_the_integers() -> None:
+def test_both_products_give_the_integers(monkeypatch: pytest.MonkeyPatch) -> None:
     g = torch.Generator().manual_seed(0)
     for m, k in ((1, 1), (3, 7), (33, 1025), (5, 4096), (2, MAX_ROW_BYTES)):
-        a = torch.randint(-128, 128, (m, k), dtype=torch.int8, generator=g)
-        b = torch.randint(-128, 128, (k, LANES), dtype=torch.int8, generator=g)
-        for left, right in ((a, b), (a.fill_(-128), b), (a, torch.full_like(b, -128)), (a.fill_(127), b.fill_(-128))):
-            want = left.long() @ right.long()
-            assert torch.equal(float32_mm(left, right).long(), want)
-            assert torch.equal(torchapi.int8_mm(left, right).long(), want)
-            assert torch.equal(torchapi._int8_mm_aligned(left, right).long(), want)
-    wide = torch.randint(-128, 128, (50, 100), dtype=torch.int8, generator=g)
-    assert torch.equal(
-        torchapi._int8_mm_aligned(wide[1:30, 3:77], b[3:77]).long(), wide[1:30, 3:77].long() @ b[3:77].long()
-    )
+        for low, high in ((-128, 128), (100, 128), (-128, -120), (127, 128), (-128, -127)):
+            a = torch.randint(low, high, (m, k), dtype=torch.int8, generator=g)
+            b = torch.randint(low, high, (k, LANES), dtype=torch.int8, generator=g)
+            want = a.long() @ b.long()
+            for product in (float32_mm, torchapi.int8_mm, torchapi._int8_mm_aligned):
+                assert torch.equal(product(a, b).long(), want), (product, m, k, low)
+    x = torch.randint(-128, 128, (50, 100), dtype=torch.int8, generator=g)
+    real = torch._int_mm
+
+    def strict(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:  # what CUDA refuses
+        assert a.shape[0] > 16
+        assert a.shape[1] % 8 == b.shape[1] % 8 == a.stride(0) % 16 == a.data_ptr() % 16 == b.data_ptr() % 16 == 0
+        return real(a, b)
+
+    monkeypatch.setattr(torch, "_int_mm", strict)
+    for rows, columns in ((slice(0, 50), slice(0, 100)), (slice(1, 30), slice(3, 77)), (slice(2, 3), slice(16, 32))):
+        left, right = x[rows, columns], b[: x[0, columns].numel()]
+        assert torch.equal(torchapi._int8_mm_aligned(left, right).long(), left.long() @ right.long())
 
 
 def test_a_product_that_saturates_or_is_not_there_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from elastic.economics import BadInput, Costs, Job, Rates, Tier, recommend
+from elastic.economics.interval import _expected_total
 from elastic.economics.posterior import Attempt, fit
 from elastic.economics.scale import Efficiency, Scaling
 
@@ -101,7 +102,19 @@ def test_bounds_are_named():
     assert recommend(rates, fast, Job(max_interval_s=60.0)).interval_s == 60.0
     assert recommend(rates, fast, Job(max_interval_s=60.0)).bound == "maximum"
     assert recommend(rates, fast, Job(step_s=2000.0)).bound == "step"
+    assert recommend(rates, fast, Job(step_s=300.0)).steps == 1
+    assert recommend(rates, fast, Job(step_s=300.0)).bound == "none"
     assert recommend(rates, fast, Job(work_s=100.0)).bound == "work"
+
+
+def test_a_finite_job_has_the_best_number_of_segments():
+    for work in range(500, 20_000, 450):
+        for final in (True, False):
+            job = Job(work_s=float(work), final_save=final)
+            plan = recommend(Rates(mtbf_s=3600.0), Costs(stall_s=150.0, load_s=60.0), job)
+            totals = [_expected_total(plan.model, job, k) for k in range(1, 60)]
+            assert plan.expected_total_s == min(totals)
+            assert plan.segments == totals.index(min(totals)) + 1
 
 
 def test_money_per_save_lengthens_the_interval():
