@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import time
-from dataclasses import astuple, dataclass, fields
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,8 +24,7 @@ STOP_ASKED, STOP_SIGNAL = 1, 2
 SAVE_CLOCK, SAVE_ASKED = 1, 2
 
 
-@dataclass(frozen=True, slots=True)
-class Flags:
+class Flags(NamedTuple):
     """What one rank has to say, or the maximum over all ranks. Each field is 0 where there is nothing to say."""
 
     stop: int = 0
@@ -51,7 +50,8 @@ class Agreement:
     def __init__(self) -> None:
         self._world = rank_and_world()[1]
         self._group: dist.ProcessGroup | None = None
-        self._vector = torch.zeros(len(fields(Flags)), dtype=torch.int64)
+        self._vector = torch.zeros(len(NOTHING), dtype=torch.int64)
+        self._numbers = self._vector.numpy()
         self._work: dist.Work | None = None
         if self._world > 1:
             self._group = dist.new_group(backend="gloo", timeout=collective_timeout())
@@ -73,7 +73,10 @@ class Agreement:
 
     def post(self, mine: Flags) -> None:
         """Send this rank's flags for the next ``take``; returns at once."""
-        self._vector = torch.tensor(astuple(mine), dtype=torch.int64)
+        if self._work is not None:  # of a loop that was left: it may still be under way
+            self._vector = torch.zeros_like(self._vector)
+            self._numbers = self._vector.numpy()
+        self._numbers[:] = mine
         if self._group is not None:
             self._work = dist.all_reduce(self._vector, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
@@ -95,7 +98,7 @@ class Agreement:
                 facts=[("gloo", str(error).splitlines()[0])],
                 hint="read the output of the rank that ended first",
             ) from error
-        return Flags(*self._vector.tolist())
+        return Flags(*self._numbers.tolist())
 
     def close(self) -> None:
         """Leave. What is still in flight, after an exception, is left to end by itself."""

@@ -35,7 +35,7 @@ from ckpt.format.fingerprint import (
 CPU_CHUNK_BYTES = 8 << 20  # of a tensor in one product: long enough to hide Python, short enough to stay in cache
 DEVICE_CHUNK_BYTES = 64 << 20
 MAX_ROWS = 1 << 14  # in one product: a row's sums take memory too
-COPY_BYTES = 16 << 20  # of a tensor that is not contiguous, copied at a time
+COPY_BYTES = 8 << 20  # of a tensor that is not contiguous, copied at a time
 _EXACT_TERMS = 1024  # products of two int8 whose sum float32 holds exactly: 2^10 · 2^14 = 2^24
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # int8 [m, k] by int8 [k, 16], exactly, as int32

@@ -133,7 +133,14 @@ class ObjectReader(StorageReader):
                     f"{self._where} holds no {layout.MANIFEST}: not a committed torchrelay checkpoint",
                     hint=f"ckpt ls {self._store.url}   |   a plain DCP folder is read by DCP's own FileSystemReader",
                 ) from None
-            self._manifest = load_manifest(data, f"{self._where}/{layout.MANIFEST}")
+            manifest = load_manifest(data, f"{self._where}/{layout.MANIFEST}")
+            # sizes are compared before any of them is believed: nothing is allocated for what is not there
+            sizes = {e.key.removeprefix(self._prefix): e.size for e in self._store.list(self._prefix)}
+            if facts := manifest.differing_objects(sizes):
+                raise Incomplete(
+                    f"{self._where}: {len(facts)} of {len(manifest.objects)} objects differ", facts=facts[:20]
+                )
+            self._manifest = manifest
         return self._manifest
 
     def read(self, plan: LoadPlan, planner: LoadPlanner) -> None:

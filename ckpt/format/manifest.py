@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
@@ -82,6 +82,15 @@ class Manifest:
     def total_bytes(self) -> int:
         """Bytes of all objects."""
         return sum(o.bytes for o in self.objects)
+
+    def differing_objects(self, sizes: Mapping[str, int]) -> list[tuple[str, str]]:
+        """Facts about each object that is missing or has another size; ``sizes`` by name, from one listing."""
+        return [
+            ("object", f"{o.name}: expected {o.bytes} bytes, "
+                       f"{'missing' if (n := sizes.get(o.name)) is None else f'{n} bytes'} (written by rank {o.rank})")
+            for o in self.objects
+            if sizes.get(o.name) != o.bytes
+        ]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,8 @@ def main() -> None:
         wall, own = (sorted(1e6 * call[n] for r in ranks for call in r[0]) for n in (0, 1))
         extra = max(with_ - without for _, without, with_ in ranks) * 1e6
         print(
-            f"{world} ranks, {step_ms:g} ms steps: call {wall[len(wall) // 2]:.0f} us (p99 {wall[len(wall) * 99 // 100]:.0f}), "
+            f"{world} ranks, {step_ms:g} ms steps: "
+            f"call {wall[len(wall) // 2]:.0f} us (p99 {wall[len(wall) * 99 // 100]:.0f}), "
             f"thread {own[len(own) // 2]:.0f} us, process +{extra:.0f} us a step"
         )
 

@@ -117,3 +117,18 @@ def open_memory() -> str:
     with pytest.raises(Refused) as caught:
         ckpt.open("memory://x")
     return str(caught.value)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("how", ["missing", "short"])
+def test_an_object_that_is_not_as_the_manifest_says_is_named_before_anything_is_read(tmp_path: Path, how: str) -> None:
+    url = tmp_path / "folder"
+    dcp.save({"x": torch.ones(2000)}, storage_writer=ckpt.ObjectWriter(str(url)))
+    if how == "missing":
+        (url / "__0_0.distcp").unlink()
+    else:
+        (url / "__0_0.distcp").write_bytes(b"short")
+    with pytest.raises(
+        BaseException, match=r"__0_0.distcp: expected \d+ bytes, (missing|5 bytes) \(written by rank 0\)"
+    ):
+        dcp.load({"x": torch.zeros(2000)}, storage_reader=ckpt.ObjectReader(str(url)))
