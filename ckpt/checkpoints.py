@@ -38,11 +38,12 @@ class Checkpoints:
         grace_s: float,
         fresh: bool,
         allow_fallback: bool,
+        proof: bool = True,
     ) -> None:
         self.store, self.url = store, store.url
         self._group, self._fresh = group, fresh
         self._catalog = Catalog(store)
-        self._loader = Loader(self._catalog, group, deadline_s=deadline_s, allow_fallback=allow_fallback)
+        self._loader = Loader(self._catalog, group, deadline_s=deadline_s, allow_fallback=allow_fallback, proof=proof)
         self._settings: dict[str, Any] = {"keep": keep, "deadline_s": deadline_s, "grace_s": grace_s}
         self._saver: Saver | None = None
         self._pending: Pending | None = None
@@ -57,7 +58,8 @@ class Checkpoints:
 
         Every block is verified before it reaches a tensor. Damaged steps are skipped, at most two without
         ``allow_fallback``, and reported. Raises ``NotFound`` where steps exist and none can be used, ``Mismatch``
-        naming what differs from the state in memory, ``StorageError`` for anything that proves no damage.
+        naming what differs from the state in memory, ``NotProven`` where the restored tensors have other fingerprints
+        than the saved ones, ``StorageError`` for anything that proves no damage.
         After an error the content of ``state`` is undefined.
         """
         if self._saver is not None:
@@ -118,6 +120,7 @@ def open(  # noqa: A001 (ckpt.open is how it is called)
     keep: Keep | None = None,
     fresh: bool = False,
     allow_fallback: bool = False,
+    proof: bool = True,
     deadline_s: float = DEADLINE_S,
     grace_s: float = GRACE_S,
     client: str | None = None,
@@ -127,7 +130,8 @@ def open(  # noqa: A001 (ckpt.open is how it is called)
 
     Called by all ranks after the process group is set up; without one this process is the only rank. ``keep`` is
     the retention policy (None: keep all); data of retired steps are deleted ``grace_s`` seconds later, so that
-    readers can finish. ``fresh`` starts from zero beside existing steps. ``deadline_s`` bounds every wait for other
+    readers can finish. ``proof`` compares the fingerprint of every restored tensor, where it lives, with the saved one.
+    ``fresh`` starts from zero beside existing steps. ``deadline_s`` bounds every wait for other
     ranks. ``client`` forces "obstore" or "fsspec"; ``storage_options`` are fsspec's (endpoint_url, key, secret, …).
 
     Raises ``AccessDenied``, ``NoContainer`` or ``Unreachable`` at once where the store cannot be used.
@@ -151,4 +155,5 @@ def open(  # noqa: A001 (ckpt.open is how it is called)
         grace_s=grace_s,
         fresh=fresh,
         allow_fallback=allow_fallback,
+        proof=proof,
     )

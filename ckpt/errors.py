@@ -7,6 +7,7 @@
     ├── Unsupported        C-V  5   a format version or required feature this reader does not know
     ├── NotFound           C-N  4   no such run, step or object; nothing valid to load
     ├── Mismatch           C-M  1   the state in memory and the step differ in keys, shape or dtype
+    ├── NotProven          C-F  1   what is in memory after a load is not what was saved, though the bytes are good
     ├── Damaged            C-D  1   stored bytes are not the bytes that were saved
     │   ├── Incomplete     C-P  1   an object of a committed step is missing or has another size
     │   └── Unsafe         C-X  1   a file asks for code outside the allow-list
@@ -77,6 +78,12 @@ class Mismatch(CkptError):
     """The live state and the saved one differ in keys, shapes, dtypes or per-rank meaning."""
 
     code, exit_status = "C-M", 1
+
+
+class NotProven(CkptError):
+    """The restored tensors have other fingerprints than the saved ones; nothing may train on them."""
+
+    code, exit_status = "C-F", 1
 
 
 class Damaged(CkptError):

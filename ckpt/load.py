@@ -18,6 +18,7 @@ from ckpt.engine.planner import Target, compare_keys
 from ckpt.engine.reader import ObjectReader
 from ckpt.errors import Damaged, NotFound, ObjectMissing, Refused
 from ckpt.format.layout import Attempt, Epoch, parse_attempt
+from ckpt.proof import live_report, prove
 from ckpt.state import State
 
 MAX_FALLS = 2  # older steps that one start may fall back to by itself
@@ -29,7 +30,8 @@ class Resumed:
     """What a start restored. ``step`` is 0 and ``attempt`` None on a fresh run.
 
     ``skipped`` are (attempt, reason) of newer steps that could not be used; ``rng`` is "restored", "derived" (other
-    number of ranks than then) or "fresh"; ``seconds`` has the time of each phase on this rank.
+    number of ranks than then) or "fresh"; ``proof`` says which tensors were proven equal to the saved ones by their
+    fingerprints; ``seconds`` has the time of each phase on this rank.
     """
 
     step: int
@@ -38,6 +40,7 @@ class Resumed:
     world_then: int | None
     world_now: int
     rng: str
+    proof: str = "nothing to prove"
     seconds: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -48,7 +51,7 @@ class Resumed:
             if self.world_then != self.world_now
             else f"{self.world_now} ranks"
         )
-        lines = [f"resumed step {self.step} ({self.attempt}, {worlds}, random streams {self.rng})"]
+        lines = [f"resumed step {self.step} ({self.attempt}, {worlds}, random streams {self.rng}, {self.proof})"]
         return "\n".join(lines + [f"  skipped {a}: {why}" for a, why in self.skipped])
 
 
@@ -63,9 +66,11 @@ class _Choice:
 class Loader:
     """Loads steps of one run into a state; every method is called by all ranks."""
 
-    def __init__(self, catalog_: Catalog, group: Group, *, deadline_s: float, allow_fallback: bool) -> None:
+    def __init__(
+        self, catalog_: Catalog, group: Group, *, deadline_s: float, allow_fallback: bool, proof: bool = True
+    ) -> None:
         self.catalog, self.group = catalog_, group
-        self.deadline_s = deadline_s
+        self.deadline_s, self.proof = deadline_s, proof
         self.max_falls = 10**9 if allow_fallback else MAX_FALLS
 
     def resume(self, state: State, *, fresh: bool) -> tuple[Resumed, Epoch, Attempt | None]:
@@ -199,9 +204,10 @@ class Loader:
             ):
                 break
         if choice.candidate is None:
-            return Resumed(0, None, choice.skipped, None, size, "fresh", seconds)
+            return Resumed(0, None, choice.skipped, None, size, "fresh", seconds=seconds)
         seconds["read"] = time.monotonic() - mark
-        attempt, then = choice.candidate.attempt, choice.candidate.manifest.world_size
+        attempt, manifest = choice.candidate.attempt, choice.candidate.manifest
+        then = manifest.world_size
         mark = time.monotonic()
 
         def apply() -> str:
@@ -209,7 +215,17 @@ class Loader:
 
         rng = self.group.exchange("apply", apply, lambda all_ranks: all_ranks[0], deadline_s=self.deadline_s)
         seconds["apply"] = time.monotonic() - mark
-        return Resumed(attempt.step, str(attempt), choice.skipped, then, size, rng, seconds)
+        mark = time.monotonic()
+        proof = "not verified (switched off)"
+        if self.proof:
+            proof = self.group.exchange(
+                "prove",
+                lambda: live_report(state, self.group.rank),
+                lambda reports: prove(manifest, reports),
+                deadline_s=self.deadline_s,
+            )
+            seconds["prove"] = time.monotonic() - mark
+        return Resumed(attempt.step, str(attempt), choice.skipped, then, size, rng, proof, seconds)
 
     def _read(self, state: State, choice: _Choice) -> dict[str, object]:
         assert choice.candidate is not None

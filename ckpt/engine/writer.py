@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from ckpt.engine.fingerprint import partial
 from ckpt.engine.frame import frame, owned
 from ckpt.engine.planner import dtype_name
 from ckpt.engine.torchapi import StorageInfo
@@ -31,6 +32,8 @@ from ckpt.errors import Incomplete, Refused
 from ckpt.format import layout
 from ckpt.format.blocks import Item, block_bytes_for
 from ckpt.format.digest import Buffer, digest, digest_all
+from ckpt.format.fingerprint import Partial, covers, whole
+from ckpt.format.fingerprint import digest as fingerprint
 from ckpt.format.manifest import Index, Manifest, ObjectRecord, TensorRecord, ValueRecord, dump
 from ckpt.store import open_store
 from ckpt.store.contract import Store
@@ -45,12 +48,15 @@ _PER_RANK = re.compile(r"\.rank\d{5}$")
 class Written:
     """What one rank tells the coordinator of one item, and (with its first item) of its objects.
 
-    ``digest`` is of a value's bytes; empty for a tensor, whose blocks are in the index.
+    ``proof`` is a tensor chunk's part of the fingerprint, or the digest of a value's bytes.
     """
 
     info: StorageInfo
-    digest: str
+    proof: Partial | str
     objects: tuple[ObjectRecord, ...] = ()
+
+
+_Laid = tuple[WriteItem, Item, Partial | str]
 
 
 class ObjectWriter(StorageWriter):
@@ -136,7 +142,7 @@ class ObjectWriter(StorageWriter):
         rank = int(plan.storage_data)
         if not plan.items:
             return []
-        items: list[tuple[WriteItem, Item, str]] = []
+        items: list[_Laid] = []
         records: list[ObjectRecord] = []
         with ThreadPoolExecutor(UPLOADS_IN_FLIGHT, thread_name_prefix="ckpt-upload") as pool:
             uploads = []
@@ -152,8 +158,8 @@ class ObjectWriter(StorageWriter):
         self._store.put(self._prefix + layout.index_name(rank), [index])
         records.append(ObjectRecord(name=layout.index_name(rank), bytes=len(index), digest=digest(index), rank=rank))
         written = [
-            WriteResult(w.index, i.length, Written(StorageInfo(i.object, i.start, i.length), value_digest))
-            for w, i, value_digest in items
+            WriteResult(w.index, i.length, Written(StorageInfo(i.object, i.start, i.length), proof))
+            for w, i, proof in items
         ]
         first = written[0]
         told = replace(first.storage_data, objects=tuple(records))
@@ -177,19 +183,37 @@ class ObjectWriter(StorageWriter):
         self._store.put(self._prefix + layout.METADATA, [meta])
         objects.append(ObjectRecord(name=layout.METADATA, bytes=len(meta), digest=digest(meta), rank=0))
         self._check_sizes(objects)
-        digests = {r.index.fqn: r.storage_data.digest for r in flat}
+        tensors, values = self._prove(metadata, flat)
+        self.manifest = dump("manifest", Manifest(
+            step=self._step, attempt=self._attempt, created=utc_now(), world_size=world_size,
+            objects=tuple(sorted(objects, key=lambda o: o.name)), tensors=tensors, values=values, writer=_versions(),
+            fingerprint=whole({k: t.fingerprint for k, t in tensors.items() if t.fingerprint}),
+        ))  # fmt: skip
+
+    def _prove(
+        self, metadata: Metadata, results: Iterable[WriteResult]
+    ) -> tuple[dict[str, TensorRecord], dict[str, ValueRecord]]:
+        """Add up the chunks' fingerprints; a tensor that its chunks do not cover exactly is not committed."""
+        parts: dict[str, Partial] = {}
+        digests: dict[str, str] = {}
+        for r in results:
+            proof = r.storage_data.proof
+            if isinstance(proof, Partial):
+                parts[r.index.fqn] = parts.get(r.index.fqn, Partial()) + proof
+            else:
+                digests[r.index.fqn] = proof
         tensors: dict[str, TensorRecord] = {}
         values: dict[str, ValueRecord] = {}
         for key, md in metadata.state_dict_metadata.items():
             if isinstance(md, TensorStorageMetadata):
-                tensors[key] = TensorRecord(dtype=dtype_name(md.properties.dtype), shape=tuple(md.size))
+                dtype, shape = dtype_name(md.properties.dtype), tuple(md.size)
+                if not covers(shape, parts[key]):
+                    raise Incomplete(f"{self._where}: {key} {shape}: {parts[key].elements} elements were written")
+                tensors[key] = TensorRecord(dtype=dtype, shape=shape, fingerprint=fingerprint(dtype, shape, parts[key]))
             else:
                 kind = "per_rank" if _PER_RANK.search(key) else "replicated"
                 values[key] = ValueRecord(kind=kind, digest=digests[key])
-        self.manifest = dump("manifest", Manifest(
-            step=self._step, attempt=self._attempt, created=utc_now(), world_size=world_size,
-            objects=tuple(sorted(objects, key=lambda o: o.name)), tensors=tensors, values=values, writer=_versions(),
-        ))  # fmt: skip
+        return tensors, values
 
     def _check_sizes(self, objects: Iterable[ObjectRecord]) -> None:
         there = {e.key: e.size for e in self._store.list(self._prefix)}
@@ -218,9 +242,7 @@ def _batches(
         yield batch
 
 
-def _lay_out(
-    name: str, batch: list[tuple[WriteItem, torch.Tensor | bytes]], out: list[tuple[WriteItem, Item, str]]
-) -> list[Buffer]:
+def _lay_out(name: str, batch: list[tuple[WriteItem, torch.Tensor | bytes]], out: list[_Laid]) -> list[Buffer]:
     """Give each item its place in the object and hash its blocks; returns the object's pieces, tensors uncopied."""
     pieces: list[Buffer] = []
     start = 0
@@ -231,13 +253,16 @@ def _lay_out(
             dtype: str | None = None
             offsets: tuple[int, ...] | None = None
             block = block_bytes_for((len(data),), 1)
+            proof: Partial | str = digest(payload)
         else:
             f = frame(data)
             head, payload, tail = f.head, f.payload, f.tail
             shape, dtype = tuple(data.shape), dtype_name(data.dtype)
             chunk = write_item.tensor_data
-            offsets = tuple(chunk.chunk.offsets) if chunk is not None else (0,) * len(shape)
+            assert chunk is not None
+            offsets = tuple(chunk.chunk.offsets)
             block = block_bytes_for(shape, data.element_size())
+            proof = partial(data, tuple(chunk.size), offsets)
         length = len(head) + len(payload) + len(tail)
         item = Item(
             write_item.index.fqn,
@@ -256,7 +281,7 @@ def _lay_out(
             digest(*_cut(head, payload, tail, lo - start, hi - start))
             for lo, hi in map(item.block_range, range(item.block_count))
         )
-        out.append((write_item, replace(item, digests=digests), digest(payload) if dtype is None else ""))
+        out.append((write_item, replace(item, digests=digests), proof))
         if len(payload) > SMALL_BYTES:
             pieces += [head, payload, tail]
         else:  # many tiny pieces cost a client more than one copy does

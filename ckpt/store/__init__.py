@@ -17,7 +17,8 @@ from .contract import Buffer, Entry, Store
 
 __all__ = ["Buffer", "Entry", "Store", "conditional_put_works", "open_store", "refuse_object"]
 
-_OBSTORE = {"s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss"}
+_BUCKETS = {"s3", "s3a", "gs", "gcs"}
+_OBSTORE = _BUCKETS | {"az", "azure", "abfs", "abfss"}
 _known: weakref.WeakKeyDictionary[Store, bool] = weakref.WeakKeyDictionary()
 
 
@@ -35,6 +36,8 @@ def open_store(url: str | os.PathLike[str], *, client: str | None = None, **stor
         raise Refused(f"no such storage client: {client!r}", hint='"obstore", "fsspec" or None')
     if client == "obstore" and scheme not in _OBSTORE:
         raise Refused(f"obstore does not serve {scheme}:// here", hint=f"it serves {', '.join(sorted(_OBSTORE))}")
+    if scheme in _BUCKETS and "@" in url.split("/")[2]:
+        raise Refused(f"the URL of a {scheme}:// bucket takes no credentials", hint="pass them as storage options")
     if client != "fsspec":
         if scheme == "file":
             from .local import LocalStore

@@ -12,6 +12,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import fsspec
 from fsspec.asyn import sync
@@ -45,7 +46,8 @@ _S3_CONFIG: dict[str, Any] = {
 
 def open_filesystem(url: str, *, retry_budget_s: float = RETRY_BUDGET_S, **options: Any) -> FilesystemStore:
     """The store at any URL of fsspec's, with the options of that file system."""
-    secrets = secrets_in(options)
+    known = options | {"password in the URL": urlsplit(url).password}
+    secrets = secrets_in(known)
     kind = S3fsStore if url.startswith(("s3://", "s3a://")) else FilesystemStore
     try:
         # A shared instance would keep the options and the caches of whoever made it first.
@@ -57,7 +59,7 @@ def open_filesystem(url: str, *, retry_budget_s: float = RETRY_BUDGET_S, **optio
         raise failure.kind(
             f"cannot open {scrubbed(url, secrets)}", facts=[("answer", scrubbed(failure.detail, secrets))]
         ) from None
-    return kind(scrubbed(url.rstrip("/"), secrets), fs, root, options, retry_budget_s)
+    return kind(scrubbed(url.rstrip("/"), secrets), fs, root, known, retry_budget_s)
 
 
 class FilesystemStore(Remote):

@@ -108,7 +108,7 @@ def scrubbed(text: str, secrets: Iterable[str]) -> str:
     for secret in secrets:
         text = text.replace(secret, "***")
     text = re.sub(r"(https?://[^\s?]+)\?\S+", r"\1", text)
-    text = re.sub(r"://[^/\s@]+@", "://", text)
+    text = re.sub(r"(?<!abfs)(?<!abfss)://[^/\s@]+@", "://", text)  # abfs://container@account has no secret
     return " ".join(text.split())[:300]
 
 

@@ -37,6 +37,7 @@ def load_on(mesh: tuple[int, ...] | None, url: str, options: dict[str, Any], ref
     got = ckpt.open(url, **options).load(state)
     gpt.assert_same_bits(torch.load(reference), gpt.full_state(model, optim))
     assert got.step == 3
+    assert got.proof == f"{len(torch.load(reference))} tensors proven"
     assert state["epoch"] == 3
     assert sched.last_epoch == 3
     assert optim.param_groups[0]["lr"] == 1e-2 / 4

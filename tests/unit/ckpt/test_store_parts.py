@@ -309,6 +309,22 @@ def test_a_password_in_a_url_is_not_shown(url: str) -> None:
     assert "127.0.0.1" in str(caught.value)
 
 
+@pytest.mark.parametrize("client", [None, "fsspec"])
+def test_credentials_in_the_url_of_a_bucket_are_refused(client: str | None) -> None:
+    with pytest.raises(Refused, match="storage options") as caught:
+        open_store("s3://AKIA:topsecret@bucket/run", client=client)
+    assert "topsecret" not in str(caught.value)
+
+
+def test_a_url_keeps_what_is_no_secret() -> None:
+    options = {"account_name": "a", "account_key": "c2VjcmV0"}
+    assert (
+        open_store("abfs://box@acc.dfs.core.windows.net/run/", **options).url
+        == "abfs://box@acc.dfs.core.windows.net/run"
+    )
+    assert scrubbed("abfs://box@acc.dfs.core.windows.net/run", ()) == "abfs://box@acc.dfs.core.windows.net/run"
+
+
 def test_errors_travel_between_processes() -> None:
     with pytest.raises(ObjectMissing) as caught:
         open_store("memory://pickled").get("absent")
