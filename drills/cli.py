@@ -184,8 +184,6 @@ def run(name: str, command: tuple[str, ...], **options: Any) -> None:
     plan = _plan(scenario, command, folder.absolute(), options)
     check_command(plan.command, plan.nproc)
     _prepare(folder)
-    for stop in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(stop, _interrupted)
     silent = (lambda event: None) if options["quiet"] else Narrator()
     record = hold(plan, scenario, folder, silent)
     _finish(record, scenario, options["json_file"], options["html_file"])
@@ -284,6 +282,8 @@ def main() -> None:
     """Run the command line; errors of the tool's own tree become text and exit status."""
     from ckpt.errors import CkptError
 
+    for stop in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(stop, _interrupted)
     try:
         cli.main(prog_name="drills", standalone_mode=False)
     except CkptError as e:

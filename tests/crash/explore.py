@@ -18,6 +18,9 @@ from ckpt.store.contract import Buffer, Entry
 Objects = frozenset[tuple[str, bytes]]
 
 
+MISSING = ObjectMissing("no such object")
+
+
 class Next(Exception):
     """The call that a program makes next."""
 
@@ -66,11 +69,11 @@ def answer(objects: Objects, call: Next, *, conditional: bool) -> tuple[Any, Obj
     """What a real store answers to a call, and what it holds afterwards."""
     held = dict(objects)
     if call.op == "get":
-        return held.get(call.key) or ObjectMissing(call.key), objects
+        return held.get(call.key, MISSING), objects
     if call.op == "page":
         keys = sorted(k for k in held if k.startswith(call.key))
-        first = keys[: (len(keys) + 1) // 2]
-        return (tuple(Entry(k, len(held[k])) for k in first), first[-1] if first else ""), objects
+        first = keys[: (len(keys) + 1) // 2] if len(keys) > 1 else keys
+        return (tuple(Entry(k, len(held[k])) for k in first), first[-1] if first != keys else ""), objects
     if call.op == "rest":
         prefix, last = call.key.split(" ")
         return tuple(Entry(k, len(held[k])) for k in sorted(held) if k.startswith(prefix) and k > last), objects
@@ -83,13 +86,17 @@ def answer(objects: Objects, call: Next, *, conditional: bool) -> tuple[Any, Obj
     return call.op == "create" or None, frozenset(held.items())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """How far one program has come: its answers, what it told, and whether it ended."""
+    """How far one program has come: its answers, what it told, and the call it makes next (None: it ended)."""
 
-    answers: tuple[Any, ...] = ()
-    told: tuple[Any, ...] = ()
-    ended: bool = False
+    answers: tuple[Any, ...]
+    told: tuple[Any, ...]
+    call: Next | None
+
+    @property
+    def ended(self) -> bool:
+        return self.call is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +104,7 @@ class State:
     """Storage, programs and what was ever visible. ``order`` holds (i, j): i had ended before j began."""
 
     objects: Objects
-    places: tuple[Place, ...]
+    places: tuple[Place, ...] = ()
     commits: frozenset[Any] = frozenset()
     bases: frozenset[Any] = frozenset()
     order: frozenset[tuple[int, int]] = frozenset()
@@ -119,10 +126,11 @@ class Explorer:
     conditional: bool = True
     running: int = 0  # the program whose code runs now
     states: int = 0
-    _came: dict[int, tuple[int, str]] = field(default_factory=dict)
+    _moves: dict[tuple[Place, Any], Place] = field(default_factory=dict)
 
     def run(self, begin: State) -> str | None:
-        """The first violation with the history that leads to it, or None."""
+        """The first violation with the history that leads to it, or None. ``begin`` has no places yet."""
+        begin = replace(begin, places=tuple(self._at(n, ()) for n in range(len(self.programs))))
         known = {begin: (begin, "")}
         todo = [begin]
         for state in todo:  # grows: breadth first, so that the first violation is a shortest one
@@ -142,33 +150,32 @@ class Explorer:
 
     def _steps(self, state: State) -> Iterator[tuple[str, State]]:
         for n, place in enumerate(state.places):
-            if place.ended:
+            if (call := place.call) is None:
                 continue
-            self.running = n
-            call, _ = self._resume(n, place.answers)
-            assert call is not None
             got, objects = answer(state.objects, call, conditional=self.conditional)
-            truth = state.truth
+            if (moved := self._moves.get((place, got))) is None:
+                moved = self._moves[place, got] = self._at(n, (*place.answers, got))
+            commits, bases = state.commits, state.bases
             if call.op == "put" or (call.op == "create" and got is True):
+                truth = state.truth
                 truth.note(call.key, call.data)
-            answers = (*place.answers, got)
-            following, told = self._resume(n, answers)
-            moved = Place(answers if following else (), told, following is None)
+                commits, bases = frozenset(truth.commits), frozenset(truth.bases.items())
             order = state.order
             if not place.answers:
                 order |= {(m, n) for m, p in enumerate(state.places) if p.ended}
             yield (
                 f"{n}:{call.op} {call.key}",
-                replace(state, objects=objects, places=(*state.places[:n], moved, *state.places[n + 1 :]),
-                        commits=frozenset(truth.commits), bases=frozenset(truth.bases.items()), order=order),
-            )  # fmt: skip
+                State(objects, (*state.places[:n], moved, *state.places[n + 1 :]), commits, bases, order),
+            )
 
-    def _resume(self, n: int, answers: Sequence[Any]) -> tuple[Next | None, tuple[Any, ...]]:
+    def _at(self, n: int, answers: tuple[Any, ...]) -> Place:
+        """Run a program up to the call after these answers."""
         told: list[Any] = []
+        self.running = n
         try:
             self.programs[n](Scripted(answers), told)
         except Next as call:
-            return call, tuple(told)
+            return Place(answers, tuple(told), call)
         except CkptError as e:
             told.append(type(e).__name__)
-        return None, tuple(told)
+        return Place((None,), tuple(told), None)

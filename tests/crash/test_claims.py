@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from tests.crash.explore import Explorer, Scripted, State
-from tests.crash.explore import Place as P
 from tests.crash.histories import laboratory
 
 from ckpt import catalog
@@ -38,7 +37,7 @@ def test_no_two_starts_hold_one_epoch(starts: int, conditional: bool) -> None:
     with laboratory() as patch:
         patch.setattr(catalog, "conditional_put_works", lambda _: conditional)
         patch.setattr(catalog, "secrets", SimpleNamespace(token_hex=lambda n: f"{explorer.running + 1:0{2 * n}x}"))
-        assert explorer.run(State(frozenset(), (P(),) * starts)) is None
+        assert explorer.run(State(frozenset())) is None
     print(f"{starts} starts, conditional {conditional}: {explorer.states} states")
 
 
@@ -51,7 +50,7 @@ def test_a_weaker_claim_is_found(broken: str) -> None:
         patch.setattr(catalog, "secrets", SimpleNamespace(token_hex=lambda n: f"{explorer.running + 1:0{2 * n}x}"))
         if conditional:
             patch.setattr(Scripted, "put_if_absent", lambda self, key, data: self._call("create", key, data) or True)
-        found = explorer.run(State(frozenset(), (P(),) * 2))
+        found = explorer.run(State(frozenset()))
     assert found is not None
     assert "one epoch" in found
     print(f"{broken}: {found}")

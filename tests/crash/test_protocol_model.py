@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.crash.explore import Explorer, Objects, Place, Program, Scripted, State
+from tests.crash.explore import Explorer, Objects, Program, Scripted, State
 from tests.crash.histories import laboratory
 
 from ckpt import catalog
@@ -123,7 +123,7 @@ def explore(rules: Rules, programs: list[Program]) -> tuple[str | None, int]:
         store.put(a.prefix + "data", [b"x"])
         catalog.commit(store, a, None, b"{}", 1)
     objects: Objects = frozenset(store.objects.items())
-    begin = State(objects, (Place(),) * len(programs), frozenset({OLD, NEW}), frozenset({(ONE, None)}))
+    begin = State(objects, (), frozenset({OLD, NEW}), frozenset({(ONE, None)}))
     explorer = Explorer(programs, checker(rules))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(catalog, "conditional_put_works", lambda _: True)
