@@ -366,10 +366,11 @@ def single(
 
 
 def double(bench: Bench, scenario: Scenario, ranks: int) -> Iterator[History]:
-    """A fault at every point of a start, and a second one at every call of the start that recovers from it."""
+    """A fault at every point of a start, and one at every call of the start that recovers or that works meanwhile."""
     calls = max(len([q for q in bench.prepared(scenario, ranks).points if q.rank == 0]), 40) + 8
-    for first in single(bench, scenario, ranks, land=0):
-        if first.fault.kind in ("before", "after", "unknown", "late dies"):
+    for first in single(bench, scenario, ranks, land=0, lean=True):
+        meanwhile = first.fault.kind == "pause" and first.fault.page == 0 and first.during == "saves" and not first.rots
+        if meanwhile or first.fault.kind in ("before", "after", "unknown", "late dies"):
             for at in range(calls):
                 for kind in SECOND_KINDS:
                     yield replace(first, second=Fault(Point(0, at, "?", "?"), kind))

@@ -12,7 +12,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.crash.histories import SCENARIOS, Bench, History, NothingWorks, laboratory, overlapping, single
+from tests.crash.histories import (
+    CLAIM_CALLS,
+    SCENARIOS,
+    Bench,
+    History,
+    NothingWorks,
+    double,
+    laboratory,
+    overlapping,
+    single,
+)
 from tests.crash.world import FaultStore
 
 import ckpt.catalog
@@ -42,6 +52,13 @@ def entangled(bench: Bench) -> Iterator[History]:
     """A start that pauses in its retention, and one that pauses after its choice."""
     for h in overlapping(bench, SCENARIOS[1], 1):
         if h.rots and "retire/" in h.fault.point.key:
+            yield h
+
+
+def overtaken(bench: Bench) -> Iterator[History]:
+    """A start that pauses between its claim and its choice, and one that dies meanwhile."""
+    for h in double(bench, SCENARIOS[1], 1):
+        if h.fault.kind == "pause" and CLAIM_CALLS <= h.fault.point.at <= CLAIM_CALLS + 4 and h.second.kind == "before":
             yield h
 
 
@@ -103,7 +120,7 @@ def _(patch: Patch) -> None:
     patch.setattr(Catalog, "listing", lambda self: before.pop(id(self.store), None) or listing(self))
 
 
-@rule("a start that was overtaken goes on choosing")
+@rule("a start that was overtaken goes on choosing", overtaken)
 def _(patch: Patch) -> None:
     check = catalog.check_not_superseded
     patch.setattr(catalog, "check_not_superseded", lambda store, epoch, seen=None: seen or check(store, epoch))

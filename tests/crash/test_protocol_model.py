@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 from tests.crash.explore import Explorer, Objects, Program, Scripted, State
 from tests.crash.histories import laboratory
+from tests.crash.test_mutations import in_retention, weaker_commit
 
 from ckpt import catalog
-from ckpt.catalog import Catalog
+from ckpt.catalog import Catalog, Listing
 from ckpt.errors import NotFound, ObjectMissing
+from ckpt.format import layout
 from ckpt.format.layout import Attempt, Epoch
 from ckpt.policy import Latest
 from ckpt.store.memory import MemoryStore
@@ -104,8 +106,9 @@ def checker(rules: Rules) -> Callable[[State], str | None]:
             return f"{off[0]} may be chosen and is not in the line {line}"
         if lost := [a for a in told if isinstance(a, Attempt) and a not in line and a not in damaged]:
             return f"{lost[0]} was reported and does not count"
-        if any(t[0] == "last resort" for t in told if isinstance(t, tuple)) or ("NotFound" in told):
-            return None  # the only step to be kept was damaged, and a writer was deleting the rest already
+        resort = any(t[0] == "last resort" for t in told if isinstance(t, tuple))
+        if damaged and (resort or "NotFound" in told or max(dict(state.bases)) == ONE):
+            return None  # a writer that keeps one step may have been deleting what is older than the damaged one
         if first != good[0]:
             return f"{first} is chosen, {good[0]} should be"
         if not damaged and (lost := [a for a in good[: rules.keep] if a not in usable]):
@@ -142,4 +145,35 @@ def test_no_interleaving_breaks_the_protocol(starts: int, keep: int, damage: boo
     assert found is None
 
 
-WEAKER: dict[str, tuple[Rules, Callable[[pytest.MonkeyPatch], None]]] = {}
+def marks_last(self: Catalog) -> Listing:
+    store = self.store
+    commits = catalog._attempts(store, layout.COMMITS)
+    epochs = [p for e in store.list(layout.EPOCHS) if (p := layout.parse_epoch_key(e.key))]
+    return Listing(
+        commits, frozenset(e for e, base in epochs if not base), frozenset(e for e, base in epochs if base),
+        catalog._attempts(store, layout.QUARANTINE), catalog._attempts(store, layout.RETIRE),
+    )  # fmt: skip
+
+
+Patch = pytest.MonkeyPatch
+WEAKER: dict[str, tuple[Rules, Callable[[Patch], None]]] = {
+    "no look at the epochs after the commit": (
+        Rules(2), lambda patch: patch.setattr(catalog, "commit", weaker_commit(look_after=False))),
+    "the highest step counts": (
+        Rules(2), lambda patch: patch.setattr(catalog, "counted", lambda commits, *_: sorted(commits, reverse=True))),
+    "retention does not look at the epochs": (
+        Rules(1, damage=True), lambda patch: in_retention(patch, "check_not_superseded", catalog, lambda *_: None)),
+    "marks are listed after commits": (Rules(1), lambda patch: patch.setattr(Catalog, "listing", marks_last)),
+    "what is being retired is never chosen": (
+        Rules(1, damage=True), lambda patch: patch.setattr(Catalog, "choices", Catalog.usable)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("broken", WEAKER)
+def test_a_weaker_protocol_is_found(broken: str) -> None:
+    rules, mutate = WEAKER[broken]
+    with laboratory() as patch:
+        mutate(patch)
+        found, states = explore(rules, [writer(rules), start(rules, saves=True)])
+    assert found is not None
+    print(f"{broken}, {states} states: {found}")
