@@ -29,12 +29,19 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Beside plain DCP and the raw client, in one run; and what the formulas and the loop cost.
 bench: $(READY)
-	$(BIN)/python -m tests.bench
+	$(BIN)/python -m tests.bench.save_load
+	$(BIN)/python -m tests.bench.agreement
+	$(BIN)/python -m tests.bench.fingerprint_speed
+	$(BIN)/python -m tests.bench.interval_simulation
+	$(BIN)/python -m tests.bench.pacer_regret
 
-# Long fault campaigns; resumable, results are appended to out/soak.
+# Long campaigns; resumable, results are appended below out/. Run again to go on.
 soak: $(READY)
-	$(BIN)/python -m tests.soak
+	$(BIN)/python -m tests.soak.kills 100
+	$(BIN)/python -m tests.soak.paused_writer 200
+	$(BIN)/python -m tests.bench.fingerprint_campaign --until 1000000 --out out/soak/fingerprint.jsonl
 
 clean:
 	rm -rf $(VENV) out

@@ -111,6 +111,8 @@ class Checker:
         usable = catalog.usable(catalog.listing())
         if off := [a for a in usable if a not in line]:
             self._bad(f"{when}: {off[0]} counts and is not what the newest start builds on")
+        if odd := [e for e, base in self.world.truth.bases.items() if base is not None and base.epoch >= e]:
+            self._bad(f"{when}: the base record of {odd[0]} names a step of a newer start")
         if lost := [a for a in self.reported if a not in line and a not in self.damaged]:
             self._bad(f"{when}: {lost[0]} was reported committed and does not count")
         window = self._to_keep(line)

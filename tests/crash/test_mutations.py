@@ -13,12 +13,10 @@ from typing import Any
 
 import pytest
 from tests.crash.histories import (
-    CLAIM_CALLS,
     SCENARIOS,
     Bench,
     History,
     NothingWorks,
-    double,
     laboratory,
     overlapping,
     single,
@@ -52,13 +50,6 @@ def entangled(bench: Bench) -> Iterator[History]:
     """A start that pauses in its retention, and one that pauses after its choice."""
     for h in overlapping(bench, SCENARIOS[1], 1):
         if h.rots and "retire/" in h.fault.point.key:
-            yield h
-
-
-def overtaken(bench: Bench) -> Iterator[History]:
-    """A start that pauses between its claim and its choice, and one that dies meanwhile."""
-    for h in double(bench, SCENARIOS[1], 1):
-        if h.fault.kind == "pause" and CLAIM_CALLS <= h.fault.point.at <= CLAIM_CALLS + 4 and h.second.kind == "before":
             yield h
 
 
@@ -120,7 +111,7 @@ def _(patch: Patch) -> None:
     patch.setattr(Catalog, "listing", lambda self: before.pop(id(self.store), None) or listing(self))
 
 
-@rule("a start that was overtaken goes on choosing", overtaken)
+@rule("a start that was overtaken goes on choosing")
 def _(patch: Patch) -> None:
     check = catalog.check_not_superseded
     patch.setattr(catalog, "check_not_superseded", lambda store, epoch, seen=None: seen or check(store, epoch))
@@ -200,6 +191,11 @@ def _(patch: Patch) -> None:
 @rule("a retirement stays though a later start builds on the step")
 def _(patch: Patch) -> None:
     patch.setattr(Catalog, "_voided", lambda *_: False)
+    patch.setattr(Catalog, "choices", Catalog.usable)
+
+
+@rule("what is being retired is not chosen where nothing else is whole", entangled)
+def _(patch: Patch) -> None:
     patch.setattr(Catalog, "choices", Catalog.usable)
 
 

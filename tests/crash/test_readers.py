@@ -9,8 +9,11 @@ from tests.crash.histories import SCENARIOS, Bench, Scenario, laboratory, start
 from tests.crash.jobs import Content, number_of
 from tests.crash.world import Fault, FaultStore, World
 
+from ckpt import catalog
+from ckpt.catalog import Catalog, Listing
 from ckpt.checkpoints import Checkpoints
 from ckpt.engine.group import Alone
+from ckpt.format import layout
 from ckpt.format.layout import Attempt, parse_attempt
 
 Read = Callable[[Checkpoints], Attempt | None]
@@ -34,6 +37,16 @@ def load(run: Checkpoints) -> Attempt | None:
     (number,) = content.numbers()
     assert number_of(number)[1] == loaded.step
     return parse_attempt(loaded.attempt or "")
+
+
+def marks_last(self: Catalog) -> Listing:
+    store = self.store
+    commits = catalog._attempts(store, layout.COMMITS)
+    epochs = [p for e in store.list(layout.EPOCHS) if (p := layout.parse_epoch_key(e.key))]
+    return Listing(
+        commits, frozenset(e for e, base in epochs if not base), frozenset(e for e, base in epochs if base),
+        catalog._attempts(store, layout.QUARANTINE), catalog._attempts(store, layout.RETIRE),
+    )  # fmt: skip
 
 
 def read(world: World, how: Read, fault: Fault | None = None, pause: Callable[[], None] | None = None):  # type: ignore[no-untyped-def]
@@ -60,3 +73,10 @@ def test_a_reader_finds_the_old_step_or_a_new_one(how: Read, scenario: Scenario,
             assert paused.struck
             new = world.truth.line()[: saves + 1]
             assert found in new, f"at {point}, page {page}"
+
+
+def test_marks_listed_after_commits_would_hide_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Catalog, "listing", marks_last)
+    monkeypatch.setattr(Catalog, "choices", Catalog.usable)
+    with pytest.raises(AssertionError, match="at rank 0, call"):
+        test_a_reader_finds_the_old_step_or_a_new_one(newest_valid, SCENARIOS[2], 3)
