@@ -171,8 +171,10 @@ class Catalog:
                     )
                 )
         if facts:
-            raise Incomplete(f"step {attempt.step}: {len(facts)} of {len(manifest.objects)} objects differ from the commit",
-                             facts=facts[:20])  # fmt: skip
+            raise Incomplete(
+                f"step {attempt.step}: {len(facts)} of {len(manifest.objects)} objects differ from the commit",
+                facts=facts[:20],
+            )
         return Candidate(attempt, commit, manifest)
 
     def gone(self, attempt: Attempt) -> bool:

@@ -160,9 +160,13 @@ def _part(name: str, obj: Any, modules: Mapping[str, torch.nn.Module]) -> Part:
             return _Stateful(candidate)
     if isinstance(obj, (*PLAIN, list, tuple, dict, torch.Tensor)):
         return _Plain(obj)
+    hint = "pass an object that can save and load its state, or plain numbers, text, lists, dicts, tensors"
+    if hasattr(obj, "__iter__") and hasattr(obj, "dataset"):
+        hint = (
+            "build it with a sampler that has a position: DataLoader(dataset, batch_sampler=elastic.ElasticSampler(…))"
+        )
     raise Refused(
-        f"State({name}=…): a {type(obj).__name__} has no state_dict/load_state_dict and is no plain data",
-        hint="pass an object that can save and load its state, or plain numbers, text, lists, dicts, tensors",
+        f"State({name}=…): {type(obj).__name__} has no state_dict/load_state_dict and is no plain data", hint=hint
     )
 
 

@@ -280,10 +280,17 @@ def _interrupted(number: int, frame: object) -> NoReturn:
 
 def main() -> None:
     """Run the command line; errors of the tool's own tree become text and exit status."""
+    before = {number: signal.signal(number, _interrupted) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        _run()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _run() -> None:
     from ckpt.errors import CkptError
 
-    for stop in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(stop, _interrupted)
     try:
         cli.main(prog_name="drills", standalone_mode=False)
     except CkptError as e:

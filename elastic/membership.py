@@ -34,7 +34,10 @@ PARTING_S = 10.0
 _ENV = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _GO = "go"
 
+_SUPERSEDED = "superseded"
+
 _generation: str | None = None
+_job: Store | None = None  # outlives a generation where an agent holds it
 _timeout: timedelta | None = None
 
 
@@ -48,10 +51,11 @@ def init(backend: str | None = None, *, timeout_s: float | None = None) -> None:
     (default 300 s) and every later collective (default: torch's). A second call does nothing. The group is
     destroyed when the process ends normally.
 
-    Raises ``RankFailed`` naming the ranks that did not come, ``Superseded`` when a newer generation has
-    started, ``Refused`` for half an environment, or when something else has set up a process group before.
+    Raises ``RankFailed`` naming the ranks that did not come, ``Superseded`` when a newer generation has started, or
+    when the job has lost its run to another job, ``Refused`` for half an environment, or when something else has set
+    up a process group before.
     """
-    global _generation, _timeout  # noqa: PLW0603 - a process has one default group
+    global _generation, _job, _timeout  # noqa: PLW0603 - a process has one default group
     if dist.is_initialized():
         if _generation is not None:
             return
@@ -74,7 +78,12 @@ def init(backend: str | None = None, *, timeout_s: float | None = None) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = _job_store(rank, world, join_s)
     job = PrefixStore(f"torchrelay/{os.environ.get('TORCHELASTIC_RUN_ID', 'env')}", store)
+    if job.check([_SUPERSEDED]):
+        raise Superseded("another job has taken over this job's run, so it is not started again",
+                         facts=[("then", job.get(_SUPERSEDED).decode())],
+                         hint="stop this job; or start it anew, to take the run back")  # fmt: skip
     token = join(job, rank, world, timeout_s=join_s)
+    _job = job
     dist.init_process_group(
         backend,
         store=PrefixStore(token, job),
@@ -89,6 +98,13 @@ def init(backend: str | None = None, *, timeout_s: float | None = None) -> None:
 def generation() -> str | None:
     """The token of this generation, the same on all ranks; None where ``init`` set up no process group."""
     return _generation if dist.is_initialized() else None
+
+
+def give_up(reason: str) -> None:
+    """Let no restart of this job by its agent set up a group again: another job owns its run now."""
+    if _job is not None:
+        with contextlib.suppress(dist.DistError):
+            _job.set(_SUPERSEDED, reason)
 
 
 def rank_and_world() -> tuple[int, int]:

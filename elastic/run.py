@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 import warnings
@@ -11,14 +12,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import psutil
 import torch
 import torch.distributed as dist
 
 import ckpt
-from ckpt.errors import CkptError, RankFailed, Refused
+from ckpt.errors import CkptError, RankFailed, Refused, Superseded
 from ckpt.policy import Keep
 from elastic import membership
 from elastic.agreement import SAVE_ASKED, SAVE_CLOCK, STOP_ASKED, STOP_SIGNAL, Agreement, Flags
@@ -63,12 +64,14 @@ class Run:
 
     Entering restores the newest valid step into ``state``, or starts fresh where nothing was saved (see
     ``ckpt.Checkpoints.resume``). ``every`` is when to save: "auto" (as often as it pays), 500 or "500 steps", "10m".
-    ``keep`` is the retention policy (None: all). ``fresh`` starts from zero beside what is there. ``client`` and
-    ``storage_options`` go to the store, ``deadline_s`` bounds every wait for other ranks in saving and loading.
+    ``keep`` is the retention policy (None: all). ``fresh`` starts from zero beside what is there; ``allow_fallback``
+    goes back past more than two damaged steps. ``client`` and ``storage_options`` go to the store, ``deadline_s``
+    bounds every wait for other ranks in saving and loading.
 
     Leaving the block waits until the last save is durable; after SIGTERM or SIGUSR1 it then ends the process with
-    status 75. ``break`` and exceptions save nothing: state in the middle of a step is never stored. One run at a time
-    in a process; all methods are called on the thread that entered it.
+    status 75; where another job has taken over the run, with status 6. ``break`` and exceptions save nothing: state
+    in the middle of a step is never stored. One run at a time in a process; all methods are called on the thread that
+    entered it.
     """
 
     def __init__(
@@ -79,13 +82,20 @@ class Run:
         every: int | str = "auto",
         keep: Keep | None = None,
         fresh: bool = False,
+        allow_fallback: bool = False,
         client: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
         deadline_s: float = 600.0,
     ) -> None:
         self._url, self._state = url, state
         self._cadence = parse_every(every, nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")))
-        self._open: dict[str, Any] = {"keep": keep, "fresh": fresh, "client": client, "deadline_s": deadline_s}
+        self._open: dict[str, Any] = {
+            "keep": keep,
+            "fresh": fresh,
+            "allow_fallback": allow_fallback,
+            "client": client,
+            "deadline_s": deadline_s,
+        }
         self._open |= dict(storage_options or {})
         self._batches = Batches(state.entries.get("data"))
         self._signals = StopSignals()
@@ -201,15 +211,21 @@ class Run:
             self._entered = False
             if error is not None:
                 self._abandon(error)
+                if isinstance(error, Superseded):
+                    _end_superseded(error)
                 return
             try:
                 self._leave()
             except BaseException as late:
                 self._tell_error(late)
+                if isinstance(late, Superseded):
+                    _end_superseded(late)
                 raise
             if self._stopping == STOP_SIGNAL:
                 # the first rank to end makes torchrun send SIGTERM to the others: they end with this status, too
                 self._signals.ignore()
+                if self._rank == 0:
+                    _log.warning("stopped on request, step %d is saved: start the same command again", self._step)
                 raise SystemExit(STOPPED)
 
     # --- the boundary ---------------------------------------------------------------------------------------------
@@ -363,6 +379,13 @@ class Run:
             if row is not None:
                 self._tell(row)
         self._ledger.flush()
+
+
+def _end_superseded(error: Superseded) -> NoReturn:
+    """Leave the run to the job that has taken it over; a restart by this job's agent would only take it back."""
+    membership.give_up(error.message)
+    print(error, file=sys.stderr, flush=True)
+    raise SystemExit(error.exit_status)
 
 
 def _check_group() -> tuple[int, int]:

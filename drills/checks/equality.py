@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections import Counter
 from typing import Any
@@ -109,7 +110,10 @@ def oracle_sees(record: Record) -> Check:
         return say(Verdict.UNKNOWN, "-", "nothing was planted")
     found = [k for p in _pairs(record, CONTROL, DRILLED) for k in p.get("different_keys", ())]
     name = str(planted["tensor"])
-    if hit := next((k for k in found if k == name or k.endswith(f".{name}")), None):
+    # the target names a parameter as its wrappers do (DDP, torch.compile), the step as the model does
+    bare = re.sub(r"(^|\.)(module|_orig_mod|_checkpoint_wrapped_module)(?=\.)", "", name).lstrip(".")
+    names = {name, bare}
+    if hit := next((k for k in found if any(k == n or k.endswith(f".{n}") for n in names)), None):
         return say(Verdict.PASS, f"{hit} differs")
     return say(Verdict.BROKE, "not found", f"{name} was made wrong, and the oracle did not see it: trust no verdict")
 

@@ -84,7 +84,8 @@ def work_lost(record: Record) -> Check:
         return not_reached(teller("work lost", "since the newest commit"))
     newest = run.newest_commit(seen.killed)
     say = teller(
-        "work lost", "since the newest commit" if newest is None else f"steps since {newest}, the newest commit"
+        "work lost",
+        "since the newest commit" if newest is None else f"back to {newest} or later, the newest seen committed",
     )
     value = f"{counted(len(seen.again), 'step')} trained twice" + (
         "" if seen.lost_s is None else f", {seen.lost_s:.1f} s"

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
-from tests.crash.jobs import Content, Job, number_of
-from tests.crash.world import Died, World
-
 from ckpt.catalog import Catalog
 from ckpt.checkpoints import Checkpoints
 from ckpt.engine.group import Alone
 from ckpt.errors import CkptError, NotFound, RankFailed, StorageError, Superseded
 from ckpt.format import layout
 from ckpt.format.layout import Attempt, Epoch, parse_attempt
+from tests.crash.jobs import Content, Job, number_of
+from tests.crash.world import Died, World
 
 EXPECTED = (Died, RankFailed, StorageError, Superseded)  # how a job may end whose storage or process failed
 

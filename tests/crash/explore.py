@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tests.crash.world import Truth
-
 from ckpt.errors import CkptError, ObjectMissing
 from ckpt.store.contract import Buffer, Entry
+from tests.crash.world import Truth
 
 Objects = frozenset[tuple[str, bytes]]
 
@@ -135,9 +134,9 @@ class Explorer:
         todo = [begin]
         for state in todo:  # grows: breadth first, so that the first violation is a shortest one
             if bad := self.check(state):
-                steps = []
-                while state != begin:
-                    state, label = known[state]
+                steps, at = [], state
+                while at != begin:
+                    at, label = known[at]
                     steps.append(label)
                 self.states = len(known)
                 return f"{bad}: " + " | ".join(reversed(steps))

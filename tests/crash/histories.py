@@ -14,9 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.crash.checks import Checker
-from tests.crash.jobs import Job, token
-from tests.crash.world import Fault, Point, Truth, World, faults_at
 
 import ckpt
 import ckpt.catalog
@@ -26,6 +23,9 @@ import ckpt.store
 from ckpt.errors import Incomplete
 from ckpt.format.layout import Attempt
 from ckpt.store.memory import MemoryStore
+from tests.crash.checks import Checker
+from tests.crash.jobs import Job, token
+from tests.crash.world import Fault, Point, Truth, World, faults_at
 
 HOUR_S = 3600.0
 
@@ -358,7 +358,9 @@ def single(
             if not fault.pauses:
                 yield History(scenario, ranks, fault)
                 continue
-            short = lean and not (point.writes or (point.op == "list" and fault.page == 0))
+            short = lean and (ranks > 1 or not (point.writes or (point.op == "list" and fault.page == 0)))
+            if short and fault.page:
+                continue
             for during in ("saves",) if short else ("resumes", "saves"):
                 yield History(scenario, ranks, fault, during)
                 if not scenario.damage and not short:

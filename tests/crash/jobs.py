@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from tests.crash.world import Died, Fault, FaultStore, Point, World
 
 import ckpt
 from ckpt.checkpoints import Checkpoints
@@ -20,6 +19,7 @@ from ckpt.engine.group import Alone, Group, StoreGroup
 from ckpt.errors import CkptError, RankFailed, Superseded
 from ckpt.format.layout import Attempt, parse_attempt
 from ckpt.policy import Keep
+from tests.crash.world import Died, Fault, FaultStore, Point, World
 
 
 class Turns:
@@ -175,7 +175,7 @@ class Outcome:
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """One start of the run: resume, then save ``saves`` times, every ``stride`` steps. ``number`` tells starts apart."""
+    """One start of the run: resume, then ``saves`` saves, every ``stride`` steps. ``number`` tells starts apart."""
 
     world: World
     number: int

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.crash.explore import Explorer, Scripted, State
-from tests.crash.histories import laboratory
 
 from ckpt import catalog
 from ckpt.format.layout import Epoch
 from ckpt.store import conditional_put_works
 from ckpt.store.memory import MemoryStore
+from tests.crash.explore import Explorer, Scripted, State
+from tests.crash.histories import laboratory
 
 
 def claims(store: Scripted, told: list[Any]) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest
+
 from tests.crash.histories import SCENARIOS, Bench, History, Scenario, double, laboratory, overlapping, single
 from tests.crash.world import READ_KINDS, WRITE_KINDS
 
@@ -41,7 +42,7 @@ def play(title: str, histories: Callable[[Bench], Iterable[History]]) -> list[Hi
 
 
 def one_rank() -> list[tuple[Scenario, int]]:
-    return [(s, 1) for s in SCENARIOS]
+    return [(s, 1) for s in SCENARIOS if s is not IDS_RISE]
 
 
 def several_ranks() -> list[tuple[Scenario, int]]:
@@ -53,7 +54,13 @@ def test_every_fault_at_every_point(scenario: Scenario, ranks: int) -> None:
     played = play(f"{scenario.name}, {ranks} ranks", lambda b: single(b, scenario, ranks, lean=True))
     assert {h.fault.kind for h in played} >= {*READ_KINDS, *WRITE_KINDS}
     ops = {(h.fault.point.op, h.fault.point.key.split("/")[0]) for h in played}
-    assert ops >= {("create", "epochs"), ("create", "commits"), ("put", "steps"), ("list", "epochs"), ("list", "retire")}
+    assert ops >= {
+        ("create", "epochs"),
+        ("create", "commits"),
+        ("put", "steps"),
+        ("list", "epochs"),
+        ("list", "retire"),
+    }
     if scenario.damage:
         assert ("create", "quarantine") in ops
     if scenario in (KEEPS_1, GRACE):
@@ -68,7 +75,7 @@ def test_a_second_fault_in_the_start_that_recovers(
 ) -> None:
     def sample(bench: Bench) -> list[History]:
         rng = random.Random(f"{scenario.name} {how.__name__}")
-        return rng.sample(list(how(bench, scenario, 1)), 60) + rng.sample(list(how(bench, scenario, 2)), 15)
+        return rng.sample(list(how(bench, scenario, 1)), 30) + rng.sample(list(how(bench, scenario, 2)), 10)
 
     play(f"{scenario.name}, {how.__name__}", sample)
 

@@ -12,16 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.crash.histories import (
-    SCENARIOS,
-    Bench,
-    History,
-    NothingWorks,
-    laboratory,
-    overlapping,
-    single,
-)
-from tests.crash.world import FaultStore
 
 import ckpt.catalog
 import ckpt.load
@@ -34,6 +24,16 @@ from ckpt.format.digest import digest
 from ckpt.format.layout import Attempt, Epoch
 from ckpt.format.manifest import Commit, Mark, dump
 from ckpt.load import Loader
+from tests.crash.histories import (
+    SCENARIOS,
+    Bench,
+    History,
+    NothingWorks,
+    laboratory,
+    overlapping,
+    single,
+)
+from tests.crash.world import FaultStore
 
 Patch = pytest.MonkeyPatch
 Mutation = Callable[[Patch], None]
@@ -44,6 +44,23 @@ def shortest_first(bench: Bench) -> Iterator[History]:
     """One fault, one rank, all scenarios; the fewest calls before the fault first."""
     every = [single(bench, scenario, 1, lean=True) for scenario in SCENARIOS]
     return heapq.merge(*every, key=lambda h: h.fault.point.at)
+
+
+def first_save(bench: Bench) -> Iterator[History]:
+    """One fault in the first start of a run."""
+    return single(bench, SCENARIOS[0], 1, lean=True)
+
+
+def retaining(bench: Bench) -> Iterator[History]:
+    """One fault in the retention of a start that keeps one step."""
+    points = bench.prepared(SCENARIOS[1], 1).points
+    committed = max(p.at for p in points if p.op == "create" and p.key.startswith("commits/"))
+    return (h for h in single(bench, SCENARIOS[1], 1, lean=True) if h.fault.point.at > committed)
+
+
+def reading(bench: Bench) -> Iterator[History]:
+    """One fault in a start that goes on."""
+    return single(bench, SCENARIOS[1], 1, lean=True)
 
 
 def entangled(bench: Bench) -> Iterator[History]:
@@ -78,27 +95,27 @@ def weaker_commit(*, record_first: bool = False, look_before: bool = True, look_
     return commit
 
 
-@rule("the commit record is written before the manifest")
+@rule("the commit record is written before the manifest", first_save)
 def _(patch: Patch) -> None:
     patch.setattr(catalog, "commit", weaker_commit(record_first=True))
 
 
-@rule("no look at the epochs before the commit record")
+@rule("no look at the epochs before the commit record", first_save)
 def _(patch: Patch) -> None:
     patch.setattr(catalog, "commit", weaker_commit(look_before=False))
 
 
-@rule("no look at the epochs after the commit record")
+@rule("no look at the epochs after the commit record", first_save)
 def _(patch: Patch) -> None:
     patch.setattr(catalog, "commit", weaker_commit(look_after=False))
 
 
-@rule("the highest step is chosen, not the newest start's line")
+@rule("the highest step is chosen, not the newest start's line", first_save)
 def _(patch: Patch) -> None:
     patch.setattr(catalog, "counted", lambda commits, *_: sorted(commits, reverse=True))
 
 
-@rule("the epoch is claimed after the choice")
+@rule("the epoch is claimed after the choice", first_save)
 def _(patch: Patch) -> None:
     before: dict[int, Listing] = {}
     claim, listing = catalog.claim, Catalog.listing
@@ -111,7 +128,7 @@ def _(patch: Patch) -> None:
     patch.setattr(Catalog, "listing", lambda self: before.pop(id(self.store), None) or listing(self))
 
 
-@rule("a start that was overtaken goes on choosing")
+@rule("a start that was overtaken goes on choosing", first_save)
 def _(patch: Patch) -> None:
     check = catalog.check_not_superseded
     patch.setattr(catalog, "check_not_superseded", lambda store, epoch, seen=None: seen or check(store, epoch))
@@ -163,7 +180,7 @@ def _(patch: Patch) -> None:
     in_retention(patch, "usable", Catalog, lambda _, listing: sorted(listing.commits - listing.retiring, reverse=True))
 
 
-@rule("data are deleted before the commit record, without a retire record")
+@rule("data are deleted before the commit record, without a retire record", retaining)
 def _(patch: Patch) -> None:
     def retire(at: Catalog, epoch: Epoch, keep: Any, **_: Any) -> None:
         for a in catalog.plan_retention(at.usable(at.listing()), keep):
@@ -174,7 +191,7 @@ def _(patch: Patch) -> None:
     patch.setattr(catalog, "retire", retire)
 
 
-@rule("the retire record goes before the data")
+@rule("the retire record goes before the data", retaining)
 def _(patch: Patch) -> None:
     def retire(at: Catalog, epoch: Epoch, keep: Any, **_: Any) -> None:
         for a in catalog.plan_retention(at.usable(at.listing()), keep):
@@ -188,7 +205,7 @@ def _(patch: Patch) -> None:
     patch.setattr(catalog, "retire", retire)
 
 
-@rule("a retirement stays though a later start builds on the step")
+@rule("a retirement stays though a later start builds on the step", retaining)
 def _(patch: Patch) -> None:
     patch.setattr(Catalog, "_voided", lambda *_: False)
     patch.setattr(Catalog, "choices", Catalog.usable)
@@ -199,19 +216,19 @@ def _(patch: Patch) -> None:
     patch.setattr(Catalog, "choices", Catalog.usable)
 
 
-@rule("a storage error counts as damage")
+@rule("a storage error counts as damage", reading)
 def _(patch: Patch) -> None:
     patch.setattr(ckpt.load, "Damaged", CkptError)
 
 
-@rule("a lost put_if_absent counts as won")
+@rule("a lost put_if_absent counts as won", first_save)
 def _(patch: Patch) -> None:
     create = FaultStore.put_if_absent
     patch.setattr(FaultStore, "put_if_absent",
                   lambda self, key, data: create(self, key, data) or ".probe" not in key)  # fmt: skip
 
 
-@rule("sizes are not checked before the commit")
+@rule("sizes are not checked before the commit", first_save)
 def _(patch: Patch) -> None:
     patch.setattr(ObjectWriter, "_check_sizes", lambda *_: None)
 
@@ -222,7 +239,7 @@ def _(patch: Patch) -> None:
     patch.setattr(Catalog, "listing", lambda self: replace(listing(self), quarantined=frozenset()))
 
 
-@rule("the newer of two attempts at one step does not replace the older in retention")
+@rule("the newer of two attempts at one step does not replace the older in retention", first_save)
 def _(patch: Patch) -> None:
     def plan(usable: list[Attempt], keep: Any) -> list[Attempt]:
         kept = set(keep.choose([a.step for a in usable]))

@@ -12,9 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.crash.explore import Explorer, Objects, Program, Scripted, State
-from tests.crash.histories import laboratory
-from tests.crash.test_mutations import in_retention, weaker_commit
 
 from ckpt import catalog
 from ckpt.catalog import Catalog
@@ -22,6 +19,9 @@ from ckpt.errors import NotFound, ObjectMissing
 from ckpt.format.layout import Attempt, Epoch
 from ckpt.policy import Latest
 from ckpt.store.memory import MemoryStore
+from tests.crash.explore import Explorer, Objects, Program, Scripted, State
+from tests.crash.histories import laboratory
+from tests.crash.test_mutations import in_retention, weaker_commit
 
 ONE = Epoch(1)
 OLD, NEW = Attempt(10, ONE), Attempt(20, ONE)
@@ -136,7 +136,9 @@ def explore(rules: Rules, programs: list[Program]) -> tuple[str | None, int]:
 
 @pytest.mark.parametrize("damage", [False, True], ids=["", "newest damaged"])
 @pytest.mark.parametrize("keep", [1, 2])
-@pytest.mark.parametrize("starts", [1, pytest.param(2, marks=pytest.mark.skipif(not ALL, reason="takes an hour"))])
+@pytest.mark.parametrize(
+    "starts", [1, pytest.param(2, marks=pytest.mark.skipif(not ALL, reason="set TORCHRELAY_EXHAUSTIVE=1"))]
+)
 def test_no_interleaving_breaks_the_protocol(starts: int, keep: int, damage: bool) -> None:
     with laboratory():
         rules = Rules(keep, damage)

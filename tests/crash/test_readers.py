@@ -1,13 +1,10 @@
-"""A reader that stands still at any call while a start resumes, saves and deletes old steps: it finds the old or the new."""
+"""A reader stands still at any call while a start resumes, saves and deletes old steps: it finds the old or the new."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.crash.histories import SCENARIOS, Bench, Scenario, laboratory, start
-from tests.crash.jobs import Content, number_of
-from tests.crash.world import Fault, FaultStore, World
 
 from ckpt import catalog
 from ckpt.catalog import Catalog, Listing
@@ -15,6 +12,9 @@ from ckpt.checkpoints import Checkpoints
 from ckpt.engine.group import Alone
 from ckpt.format import layout
 from ckpt.format.layout import Attempt, parse_attempt
+from tests.crash.histories import SCENARIOS, Bench, Scenario, laboratory, start
+from tests.crash.jobs import Content, number_of
+from tests.crash.world import Fault, FaultStore, World
 
 Read = Callable[[Checkpoints], Attempt | None]
 

@@ -59,7 +59,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens at a point. ``land`` counts storage calls until a late write lands; ``page`` is where a LIST halts."""
+    """What happens at a point. ``land`` counts calls until a late write lands; ``page`` is where a LIST halts."""
 
     point: Point
     kind: str
@@ -211,7 +211,10 @@ class FaultStore:
         fault = self._fault
         if fault is None or fault.point.at != at:
             return do()
-        assert fault.point.op == "?" or (fault.point.op, fault.point.key.partition("/")[0]) == (op, key.partition("/")[0]), (fault, op, key)
+        assert fault.point.op == "?" or (fault.point.op, fault.point.key.partition("/")[0]) == (
+            op,
+            key.partition("/")[0],
+        ), (fault, op, key)
         self.struck = True
         return self._strike(fault, key, do)
 

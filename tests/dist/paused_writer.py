@@ -13,13 +13,13 @@ from typing import Any
 
 import psutil
 import torch
-from tests.ranks import run_ranks
 
 import ckpt
 from ckpt.checkpoints import Checkpoints
 from ckpt.engine.group import current_group
 from ckpt.errors import CkptError
 from ckpt.store import open_store
+from tests.ranks import run_ranks
 
 CALLS = (34, 6)  # of which one is struck: rank 0's in a save with its retention, another rank's in the last three saves
 STEPS = 5

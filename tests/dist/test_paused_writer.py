@@ -1,10 +1,11 @@
-"""A writer stopped by SIGSTOP in mid-save never gets its late commit chosen. ``tests.soak.paused_writer`` has more seeds."""
+"""A writer stopped in mid-save never gets its late commit chosen; tests.soak.paused_writer plays more seeds."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+
 from tests.dist.paused_writer import play
 
 pytestmark = pytest.mark.dist

@@ -202,7 +202,7 @@ class Odd:
 @pytest.mark.parametrize(
     ("entries", "text"),
     [
-        ({"x": object()}, "State(x=…): a object has no state_dict"),
+        ({"x": object()}, "State(x=…): object has no state_dict"),
         ({"rng": 1}, "'rng' is the name of the random streams"),
         ({"a.b": 1}, "no dots"),
         ({"optim": torch.optim.SGD(nn.Linear(1, 1).parameters())}, "belong to no module of the state"),
