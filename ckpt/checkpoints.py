@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ from ckpt.store.contract import Store
 
 DEADLINE_S = 600.0
 GRACE_S = 600.0
+MAX_STEP = 10**12  # what a name on the store has digits for
 
 
 class Checkpoints:
@@ -47,6 +49,7 @@ class Checkpoints:
         self._settings: dict[str, Any] = {"keep": keep, "deadline_s": deadline_s, "grace_s": grace_s}
         self._saver: Saver | None = None
         self._pending: Pending | None = None
+        self._last_step = -1
 
     @property
     def epoch(self) -> str | None:
@@ -83,6 +86,17 @@ class Checkpoints:
                 "this run was not resumed, so a save could bury steps that are there already",
                 hint="call resume(state) first; open(url, fresh=True) starts over beside what is there",
             )
+        if type(step) is not int or not 0 <= step < MAX_STEP:
+            raise Refused(f"save({step!r}): a step is a count of completed steps, from 0 to {MAX_STEP - 1}")
+        base = self._saver.base.step if self._saver.base else -1
+        if step <= base or step < self._last_step:
+            raise Refused(
+                f"save({step}) would not count: this start builds on step {base}, and has saved step {self._last_step}"
+                if base >= 0
+                else f"save({step}) would not count: step {self._last_step} is saved already",
+                hint="steps of one start go up; open(url, fresh=True) starts over beside what is there",
+            )
+        self._last_step = step
         self.wait()
         self._pending = self._saver.save(step, state)
         return self._pending
@@ -115,7 +129,7 @@ class Checkpoints:
 
 
 def open(  # noqa: A001 (ckpt.open is how it is called)
-    url: str,
+    url: str | os.PathLike[str],
     *,
     keep: Keep | None = None,
     fresh: bool = False,
@@ -136,6 +150,7 @@ def open(  # noqa: A001 (ckpt.open is how it is called)
 
     Raises ``AccessDenied``, ``NoContainer`` or ``Unreachable`` at once where the store cannot be used.
     """
+    url = os.fspath(url)
     group = current_group()
     if url.startswith("memory:") and group.size > 1:
         raise Refused(f"{url} lives in one process and {group.size} ranks would each have their own",

@@ -16,7 +16,7 @@ from ckpt.catalog import Candidate, Catalog, Listing
 from ckpt.engine.group import Group
 from ckpt.engine.planner import Target, compare_keys
 from ckpt.engine.reader import ObjectReader
-from ckpt.errors import Damaged, NotFound, ObjectMissing, Refused
+from ckpt.errors import Damaged, NotFound, ObjectMissing, Refused, Unsafe
 from ckpt.format.layout import Attempt, Epoch, parse_attempt
 from ckpt.proof import live_report, prove
 from ckpt.state import State
@@ -129,6 +129,8 @@ class Loader:
             try:
                 candidate = self.catalog.candidate(attempt)
                 return _Choice(epoch, candidate, self._metadata(candidate), skipped)
+            except Unsafe:
+                raise
             except (Damaged, ObjectMissing) as e:
                 if self.catalog.gone(attempt):
                     return self._choose(epoch, self.catalog.listing(), skipped)
@@ -176,6 +178,8 @@ class Loader:
             def read(now: _Choice = now, flat: dict[str, object] = flat) -> Damaged | None:
                 try:
                     flat |= self._read(state, now)
+                except Unsafe:
+                    raise  # its bytes are proven: it is no damage, and no reason to go back
                 except Damaged as e:
                     return e
                 return None

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan
@@ -18,12 +18,22 @@ from torch.distributed.checkpoint.storage import WriteResult
 from ckpt import catalog
 from ckpt.catalog import Catalog
 from ckpt.engine.group import Group, Scattered
-from ckpt.engine.planner import Snapshot
+from ckpt.engine.planner import Replica, Snapshot
 from ckpt.engine.writer import ObjectWriter
-from ckpt.errors import CkptError, RankFailed, Refused
+from ckpt.errors import RankFailed, Refused
 from ckpt.format.layout import Attempt, Epoch
 from ckpt.policy import Keep
 from ckpt.state import State, differing_values
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What a rank has of a state: its plan, digests of its values, and what its plain tensors hold."""
+
+    plan: SavePlan
+    values: dict[str, str]
+    replicas: dict[str, Replica]
+
 
 _Told = tuple[Attempt, SavePlan]  # what one rank is told to write, and where
 _log = logging.getLogger("ckpt.save")
@@ -56,6 +66,8 @@ class Pending:
             self._saved = self._work()
         except BaseException as e:  # whatever it was, the thread that trains must hear of it
             self._error = e
+        finally:
+            del self._work  # it holds the copy of the state
 
     def done(self) -> bool:
         """Whether the save has ended, well or not. Never blocks."""
@@ -91,26 +103,33 @@ class Saver:
         captured = state.capture(self.group.rank)
         digests = state.value_digests(captured)
         snapshot = Snapshot(captured)
+        buffers = state.buffers()
         stall_s = time.monotonic() - began
-        return Pending(step, lambda: self._persist(step, snapshot, digests, stall_s))
+        return Pending(step, lambda: self._persist(step, snapshot, digests, buffers, stall_s))
 
-    def _persist(self, step: int, snapshot: Snapshot, digests: dict[str, str], stall_s: float) -> Saved:
+    def _persist(
+        self, step: int, snapshot: Snapshot, digests: dict[str, str], buffers: set[str], stall_s: float
+    ) -> Saved:
         began = time.monotonic()
         planned: list[Metadata] = []
 
-        def plan(all_ranks: list[tuple[SavePlan, dict[str, str]]]) -> _Told | Scattered[_Told]:
-            _check_same_values(step, [d for _, d in all_ranks])
+        def plan(all_ranks: list[_Share]) -> _Told | Scattered[_Told]:
+            _check_same_values(step, [share.values for share in all_ranks])
             catalog.check_not_superseded(self.catalog.store, self.epoch)
             attempt = Attempt(step, self.epoch, self._counters.get(step, 0))
             self._counters[step] = attempt.counter + 1
-            plans, metadata = snapshot.create_global_plan([p for p, _ in all_ranks])
+            one_copy = _one_copy_of_replicas(step, all_ranks, buffers)
+            plans, metadata = snapshot.create_global_plan(one_copy)
             planned.append(metadata)
             writer = ObjectWriter.in_run(self.catalog.store, attempt)
             writer.set_up_storage_writer(True)
             return Scattered((attempt, p) for p in writer.prepare_global_plan(plans))
 
         attempt, final = self.group.exchange(
-            f"step {step}, plan", lambda: (snapshot.local_plan, digests), plan, deadline_s=self.deadline_s
+            f"step {step}, plan",
+            lambda: _Share(snapshot.local_plan, digests, snapshot.replicas() if self.group.size > 1 else {}),
+            plan,
+            deadline_s=self.deadline_s,
         )
         writer = ObjectWriter.in_run(self.catalog.store, attempt)
 
@@ -141,7 +160,7 @@ class Saver:
             return
         try:
             catalog.retire(self.catalog, self.epoch, self.keep, grace_s=self.grace_s)
-        except CkptError as e:
+        except Exception as e:  # a policy is somebody else's code
             _log.warning("old steps were not deleted: %s", e)
 
 
@@ -152,3 +171,29 @@ def _check_same_values(step: int, per_rank: list[dict[str, str]]) -> None:
             facts=[(d.key, "differs from rank 0 on rank " + ", ".join(map(str, d.ranks))) for d in differing[:10]],
             hint="make them equal before the save; only random streams and a torch.Generator may differ",
         )
+
+
+def _one_copy_of_replicas(step: int, shares: list[_Share], buffers: set[str]) -> list[SavePlan]:
+    """The ranks' plans, where of replicas that differ only rank 0's are left; refused unless they are buffers.
+
+    DCP writes a replicated tensor from whichever rank has least to write: of replicas that differ, a mixture that no
+    rank ever had. Buffers differ in every DDP job with BatchNorm, where rank 0's are the ones that count.
+    """
+    first = shares[0].replicas
+    differing: dict[str, list[int]] = {}
+    for r, share in enumerate(shares[1:], start=1):
+        for key, mine in share.replicas.items():
+            if key in first and mine != first[key]:
+                differing.setdefault(key, []).append(r)
+    if wrong := [k for k in differing if k not in buffers or any(s.replicas[k][:2] != first[k][:2] for s in shares)]:
+        raise Refused(
+            f"step {step}: {len(wrong)} tensors differ between ranks, though nothing says that they are sharded",
+            facts=[(k, "differs from rank 0 on rank " + ", ".join(map(str, differing[k]))) for k in wrong[:10]],
+            hint="a replica has diverged, or a tensor of one rank should be a DTensor or have a name of its own",
+        )
+    return [
+        share.plan
+        if r == 0
+        else replace(share.plan, items=[i for i in share.plan.items if i.index.fqn not in differing])
+        for r, share in enumerate(shares)
+    ]

@@ -7,10 +7,13 @@ of object is found by what it can do, not by its name.
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import xxhash
 from torch.distributed.tensor import DTensor
@@ -21,6 +24,8 @@ from ckpt.format.manifest import Manifest
 from ckpt.rng import Rng
 
 PLAIN = (type(None), bool, int, float, str, bytes)
+CONTAINERS = (dict, list, tuple, set, OrderedDict, Counter, torch.Size)
+_PER_RANK = re.compile(r"rank\d{5}")
 
 
 class Part(Protocol):
@@ -77,8 +82,7 @@ class State:
             content = part.capture()
             if isinstance(part, _Generator):
                 content = {rank_key(rank): content}
-            out[name] = content
-            _check_plain(name, content)
+            out[name] = _plain_atoms(content, name)
         out["rng"] = {rank_key(rank): Atomic(self.rng.capture())}
         return out
 
@@ -137,7 +141,21 @@ class State:
 
     def value_digests(self, captured: StateDict) -> dict[str, str]:
         """A digest of every value that must be the same on all ranks, from what ``capture`` returned."""
-        return {k: value_digest(v.value) for k, v in _atoms(captured) if not k.split(".")[-1].startswith("rank")}
+        own = {"rng", *(name for name, part in self._parts.items() if isinstance(part, _Generator))}
+        return {
+            k: value_digest(v.value)
+            for k, v in _atoms(captured)
+            if not (k.split(".")[0] in own and _PER_RANK.fullmatch(k.split(".")[-1]))
+        }
+
+    def buffers(self) -> set[str]:
+        """Keys of the modules' buffers, which may differ between replicas (BatchNorm under DDP): rank 0's are saved."""
+        return {
+            f"{name}.{canonical(part.module, raw)}"
+            for name, part in self._parts.items()
+            if isinstance(part, _Module)
+            for raw, _ in part.module.named_buffers()
+        }
 
 
 def rank_key(rank: int) -> str:
@@ -348,26 +366,28 @@ def _atoms(nested: Any, path: str = "") -> Iterator[tuple[str, Atomic]]:
             yield from _atoms(v, f"{path}.{k}" if path else k)
 
 
-def _check_plain(name: str, content: StateDict | Atomic) -> None:
-    for path, atom in _atoms(content, name):
-        for where, value in _walk(atom.value, path):
-            if isinstance(value, DTensor) or not isinstance(value, (*PLAIN, torch.Tensor)):
-                raise Refused(
-                    f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be stored safely",
-                    hint="keep numbers, text, bytes, tensors, lists, tuples and dicts in what state_dict() returns",
-                )
+def _plain_atoms(content: Any, path: str) -> Any:
+    """The captured content with every value made plain, or refused by name."""
+    if isinstance(content, Atomic):
+        return Atomic(_plain(content.value, path))
+    return {k: _plain_atoms(v, f"{path}.{k}") for k, v in content.items()} if isinstance(content, dict) else content
 
 
-def _walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for k, v in value.items():
-            yield f"{path} key", k
-            yield from _walk(v, f"{path}[{k!r}]")
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        for n, v in enumerate(value):
-            yield from _walk(v, f"{path}[{n}]")
-    else:
-        yield path, value
+def _plain(value: Any, path: str) -> Any:
+    """A value as it will be read back. Exact types only: a subclass would be saved, and refused by every load."""
+    kind = type(value)
+    if kind in PLAIN or kind is torch.Size or (isinstance(value, torch.Tensor) and not isinstance(value, DTensor)):
+        return value
+    if isinstance(value, np.generic):  # what a schedule written with numpy leaves in a learning rate
+        return value.item()
+    if kind in CONTAINERS:
+        if isinstance(value, dict):
+            return kind((_plain(k, f"{path} key"), _plain(v, f"{path}[{k!r}]")) for k, v in value.items())
+        return kind(_plain(v, f"{path}[{n}]") for n, v in enumerate(value))
+    raise Refused(
+        f"{path} is a {kind.__module__}.{kind.__qualname__}, which cannot be stored safely",
+        hint="keep numbers, text, bytes, tensors, lists, tuples, sets and dicts in what state_dict() returns",
+    )
 
 
 def value_digest(value: Any) -> str:
@@ -378,13 +398,13 @@ def value_digest(value: Any) -> str:
 
 
 def _feed(value: Any, update: Callable[[bytes], None]) -> None:
-    if isinstance(value, Mapping):
-        update(b"{%d" % len(value))
-        for k, v in value.items():
-            _feed(k, update)
-            _feed(v, update)
+    if isinstance(value, (Mapping, set, frozenset)):  # neither has an order that ranks would share
+        entries = value.items() if isinstance(value, Mapping) else value
+        update(f"{type(value).__name__}{len(value)}".encode())
+        for entry in sorted(map(value_digest, entries)):
+            update(entry.encode())
     elif isinstance(value, (list, tuple)):
-        update(b"[%d" % len(value))
+        update(f"{type(value).__name__}{len(value)}".encode())
         for v in value:
             _feed(v, update)
     elif isinstance(value, torch.Tensor):

@@ -97,7 +97,11 @@ class Run:
             "deadline_s": deadline_s,
         }
         self._open |= dict(storage_options or {})
+        if misnamed := [k for k, v in state.entries.items() if k != "data" and _has_position(v)]:
+            raise Refused(f"State({misnamed[0]}=…) gives batches, which a run looks for under the name 'data'",
+                          hint="ckpt.State(…, data=loader)")  # fmt: skip
         self._batches = Batches(state.entries.get("data"))
+        self._unfinished = False
         self._signals = StopSignals()
         self._times = StepTimes()
         self._undo = ExitStack()
@@ -174,7 +178,9 @@ class Run:
             while self._step < until and not self._stopping:
                 batch = self._batches.next()
                 fetched = time.monotonic()
+                self._unfinished = True
                 yield Step(self._step, batch)
+                self._unfinished = False
                 done = time.monotonic()
                 self._times.add(body_s=done - fetched, data_s=fetched - mark)
                 self._cadence.step(done - mark)
@@ -254,6 +260,9 @@ class Run:
 
     def _begin(self) -> None:
         """Before the first step: the data iterator, then the random streams, which building one may have moved."""
+        if self._unfinished:  # the batch of a step that was left is trained on again
+            self._unfinished = False
+            self._batches.begin()
         if not self._begun:
             self._begun = True
             self._batches.begin()
@@ -379,6 +388,11 @@ class Run:
             if row is not None:
                 self._tell(row)
         self._ledger.flush()
+
+
+def _has_position(source: Any) -> bool:
+    owners = (source, getattr(source, "batch_sampler", None), getattr(source, "sampler", None))
+    return any(callable(getattr(o, "advance", None)) for o in owners)
 
 
 def _end_superseded(error: Superseded) -> NoReturn:

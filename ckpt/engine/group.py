@@ -6,6 +6,7 @@ or stuck is named after the deadline instead of holding everybody for the group'
 
 from __future__ import annotations
 
+import os
 import pickle
 import secrets
 import time
@@ -15,7 +16,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import torch.distributed as dist
 
-from ckpt.errors import CkptError, RankFailed
+from ckpt.errors import CkptError, RankFailed, Refused
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -107,9 +108,8 @@ class StoreGroup:
         """See ``Group.exchange``."""
         self._count += 1
         key = f"{self._prefix}/{self._count}"
-        end = time.monotonic() + deadline_s
         try:
-            outcome = self._run(key, phase, local, decide, end, deadline_s)
+            outcome = self._run(key, phase, local, decide, deadline_s)
         except dist.DistError as e:  # the store's host is gone, and with it the job
             raise RankFailed(f"{phase}: the job's key-value store does not answer: {str(e).splitlines()[0]}") from e
         if isinstance(outcome, _Failure):
@@ -122,10 +122,10 @@ class StoreGroup:
         phase: str,
         local: Callable[[], T],
         decide: Callable[[list[T]], R | Scattered[R]],
-        end: float,
         deadline_s: float,
     ) -> Any:
         mine = _attempt(local, self.rank)
+        end = time.monotonic() + deadline_s  # what this rank does itself takes what it takes
         if self.rank != 0:
             self._store.set(f"{key}/in/{self.rank}", pickle.dumps(mine))
             # rank 0 gives up at the deadline and says so; a little later its own silence is the news
@@ -221,7 +221,14 @@ def current_group() -> Group:
     A random prefix, agreed by one broadcast, keeps its keys apart from what an earlier generation of the job may
     have left in a store that outlived it.
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if not (dist.is_available() and dist.is_initialized()):
+        if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+            raise Refused(
+                f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but there is no process group: each rank would be alone",
+                hint="call elastic.init() first",
+            )
+        return Alone()
+    if dist.get_world_size() == 1:
         return Alone()
     world = dist.group.WORLD
     assert world is not None

@@ -6,6 +6,7 @@ DCP de-duplicates a nested value leaf by leaf, each leaf possibly from another r
 from __future__ import annotations
 
 import io
+import pickle
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -15,10 +16,12 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem, WriteItemType
 
+from ckpt.engine.fingerprint import partial
 from ckpt.engine.frame import owned
-from ckpt.errors import Mismatch, Unsafe
+from ckpt.errors import Mismatch, Refused, Unsafe
 
 StateDict = dict[str, Any]
+Replica = tuple[tuple[int, ...], str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +48,23 @@ class Snapshot(DefaultSavePlanner):
     def _stage(self, item: WriteItem) -> torch.Tensor | bytes:
         data = super().resolve_data(item)
         if isinstance(data, io.BytesIO):
+            try:
+                decode_value(io.BytesIO(data.getvalue()), item.index.fqn)
+            except Unsafe as e:  # now, and not when it is needed
+                raise Refused(e.message, hint="keep plain numbers, text, tensors, lists and dicts in it") from None
             return data.getvalue()
         copy = owned(data)
         return copy.clone() if copy.data_ptr() == data.data_ptr() else copy
+
+    def replicas(self) -> dict[str, Replica]:
+        """What this rank holds of each tensor that is not sharded: shape, dtype, and its fingerprint's sums."""
+        out: dict[str, Replica] = {}
+        for item in self.local_plan.items:
+            data = self._staged[item.index]
+            if item.type == WriteItemType.TENSOR and isinstance(data, torch.Tensor):
+                shape = tuple(data.shape)
+                out[item.index.fqn] = (shape, dtype_name(data.dtype), partial(data, shape, (0,) * len(shape)).encode())
+        return out
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002 (DCP's name)
         """Turn a value into bytes that ``torch.load(weights_only=True)`` reads back."""
@@ -81,7 +98,7 @@ def decode_value(data: io.BytesIO, key: str) -> Any:
     """Decode the bytes of a value with torch's ``weights_only`` allow-list."""
     try:
         return torch.load(data, map_location="cpu", weights_only=True)
-    except Exception as e:
+    except pickle.UnpicklingError as e:  # what lack of memory raises says nothing about the value
         raise Unsafe(f"value {key!r} is outside what may be loaded: {str(e).splitlines()[0][:200]}") from None
 
 

@@ -86,7 +86,7 @@ def read(data: bytes, where: str, torch_classes: Callable[[str, str], Any] | Non
         if torch_classes is None:
             return _Guarded(io.BytesIO(data), where).load()
         return _Unpickler(io.BytesIO(data), where, torch_classes).load()
-    except Unsafe:
+    except (Unsafe, MemoryError):
         raise
     except Exception as e:
         raise Damaged(f"{where} cannot be decoded: {type(e).__name__}: {str(e)[:120]}") from None

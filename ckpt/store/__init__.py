@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import re
 import uuid
 import weakref
 from typing import Any
@@ -30,7 +31,7 @@ def open_store(url: str | os.PathLike[str], *, client: str | None = None, **stor
     bounds how long one call keeps trying (default 120). ``client`` forces "obstore" or "fsspec", and is
     ``Refused`` where that cannot be.
     """
-    url = os.fspath(url)
+    url = checked_url(os.fspath(url))
     scheme = url.partition("://")[0] if "://" in url else "file"
     if client not in (None, "obstore", "fsspec"):
         raise Refused(f"no such storage client: {client!r}", hint='"obstore", "fsspec" or None')
@@ -54,6 +55,22 @@ def open_store(url: str | os.PathLike[str], *, client: str | None = None, **stor
     from .filesystems import open_filesystem
 
     return open_filesystem(url, **storage_options)
+
+
+def checked_url(url: str) -> str:
+    """The URL, with ``~`` made a folder. Raises ``Refused`` for what only looks like one: it would name a local folder.
+
+    ``str(Path("s3://bucket") / "run")`` is ``s3:/bucket/run``: a run that starts from zero on another machine.
+    """
+    scheme, sep, rest = url.partition("://")
+    if not url.strip() or re.match(r"[A-Za-z][A-Za-z0-9+.-]*:(?!//)|[A-Za-z][A-Za-z0-9+.-]+//", url):
+        raise Refused(f"{url!r} is no URL and no path", hint="a path, or a scheme with two slashes: s3://bucket/run")
+    if sep and scheme != "file" and "//" in rest:
+        raise Refused(f"{url}: an empty name between slashes means one place to one client and another to the next",
+                      hint=f"{scheme}://{re.sub('/+', '/', rest)}")  # fmt: skip
+    if sep and scheme == "file" and not rest.startswith("/"):
+        raise Refused(f"{url}: after file:// comes an absolute path", hint=f"file:///{rest}")
+    return os.path.expanduser(url) if not sep else url
 
 
 def refuse_object(url: str, *, client: str | None = None, **storage_options: Any) -> None:

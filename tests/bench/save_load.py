@@ -40,10 +40,16 @@ def measure(arms: list[Arm], runs: int, mib: int) -> list[dict[str, Any]]:
                 seconds[name].append(time.perf_counter() - t)
                 cpu[name].append(time.process_time() - c)
     return [
-        {"what": name, "MiB/s": mib / statistics.median(s), "seconds": statistics.median(s), "min": min(s), "max": max(s),
-         "CPU s/GiB": statistics.median(cpu[name]) / mib * 1024}
+        {
+            "what": name,
+            "MiB/s": mib / statistics.median(s),
+            "seconds": statistics.median(s),
+            "min": min(s),
+            "max": max(s),
+            "CPU s/GiB": statistics.median(cpu[name]) / mib * 1024,
+        }
         for name, s in seconds.items()
-    ]  # fmt: skip
+    ]
 
 
 def arms_at(url: str, options: dict[str, Any], model: dict[str, torch.Tensor], raw: Any) -> tuple[list[Arm], list[Arm]]:

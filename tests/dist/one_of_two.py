@@ -13,6 +13,7 @@ import elastic
 
 url, steps, log = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 elastic.init()
+torch.manual_seed(0)
 model = torch.nn.Linear(2, 2)
 with elastic.Run(url, ckpt.State(model=model), every=4) as run:
     for step, _ in run.steps(until=steps):

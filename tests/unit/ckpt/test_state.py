@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import enum
 import random
 from pathlib import Path
 from typing import Any
@@ -256,11 +258,11 @@ def test_saving_into_a_run_that_was_not_resumed_is_refused(tmp_path: Path) -> No
 
 
 def test_fresh_starts_over_beside_what_is_there(tmp_path: Path) -> None:
-    for fresh, want in ((False, 0), (False, 5), (True, 0), (False, 5)):
+    for fresh, want, step in ((False, 0, 5), (False, 5, 6), (True, 0, 5), (False, 5, 6)):
         state = ckpt.State(n=1)
         with ckpt.open(str(tmp_path), fresh=fresh) as store:
             assert store.resume(state).step == want
-            store.save(5, state).wait()
+            store.save(step, state).wait()
 
 
 def test_an_older_start_cannot_commit_any_more(tmp_path: Path) -> None:
@@ -290,3 +292,134 @@ def test_retention_keeps_the_newest_and_deletes_after_the_grace(tmp_path: Path) 
         store.save(6, state).wait()
     assert [int(p.parent.parent.name) for p in sorted((tmp_path / "steps").glob("*/*/manifest.json"))] == [5, 6]
     assert not list(tmp_path.glob("retire/*"))
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Level.HIGH,
+        collections.namedtuple("P", "x")(1),
+        collections.defaultdict(int),
+        frozenset({1}),
+        10**2000,
+        lambda: 1,
+    ],
+    ids=["enum", "namedtuple", "defaultdict", "frozenset", "huge int", "function"],
+)
+def test_what_a_load_would_refuse_is_refused_by_the_save(tmp_path: Path, value: Any) -> None:
+    state = ckpt.State(deep={"list": [1]})
+    store = ckpt.open(str(tmp_path))
+    store.resume(state)
+    state["deep"] = {"list": [value]}
+    if isinstance(value, int) and not isinstance(value, enum.Enum):  # pickle may or may not take it: both are honest
+        try:
+            store.save(1, state).wait()
+        except Refused:
+            return
+        ckpt.open(str(tmp_path)).load(state)
+        return
+    with pytest.raises(Refused, match=r"deep"):
+        store.save(1, state)
+
+
+def test_numpy_numbers_become_plain_ones(tmp_path: Path) -> None:
+    """As a schedule written with numpy leaves them in a learning rate."""
+    model = nn.Linear(2, 2)
+    optim = torch.optim.SGD(model.parameters(), lr=0.1)
+    sched = torch.optim.lr_scheduler.LambdaLR(optim, lambda n: 0.5 * (1 + np.cos(n / 10)))
+    optim.step()
+    sched.step()
+    state = ckpt.State(model=model, optim=optim, sched=sched, best=np.float64(0.25))
+    roundtrip(tmp_path, state, state)
+    assert type(optim.param_groups[0]["lr"]) is float
+    assert state["best"] == 0.25
+
+
+def test_sets_and_dicts_have_no_order() -> None:
+    assert value_digest({"a", "b", "c"}) == value_digest({"c", "a", "b"})
+    assert value_digest({"a": 1, "b": 2}) == value_digest({"b": 2, "a": 1})
+    assert value_digest({1}) != value_digest([1])
+
+
+@pytest.mark.parametrize("step", [-1, 10**12, True, 1.0, "5"])
+def test_what_is_no_step_is_refused(tmp_path: Path, step: Any) -> None:
+    state = ckpt.State(n=1)
+    store = ckpt.open(str(tmp_path))
+    store.resume(state)
+    with pytest.raises(Refused, match="a step is a count"):
+        store.save(step, state)
+
+
+def test_a_step_that_would_not_count_is_refused(tmp_path: Path) -> None:
+    state = ckpt.State(n=1)
+    with ckpt.open(str(tmp_path)) as store:
+        store.resume(state)
+        store.save(10, state).wait()
+        store.save(10, state).wait()  # again is fine: the newer attempt counts
+        with pytest.raises(Refused, match="would not count"):
+            store.save(4, state)
+    with ckpt.open(str(tmp_path)) as store:
+        store.resume(state)
+        for step in (4, 10):
+            with pytest.raises(Refused, match="builds on step 10"):
+                store.save(step, state)
+
+
+def test_lack_of_memory_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = ckpt.State(n=1)
+    with ckpt.open(str(tmp_path)) as store:
+        store.resume(state)
+        store.save(1, state).wait()
+
+    def no_memory(*_: Any, **__: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "load", no_memory)
+        with pytest.raises(Exception, match="can't allocate"):
+            ckpt.open(str(tmp_path)).resume(state)
+    assert not list(tmp_path.glob("quarantine/*"))
+    assert ckpt.open(str(tmp_path)).resume(state).step == 1
+
+
+def test_a_finished_save_lets_go_of_its_copy(tmp_path: Path) -> None:
+    state = ckpt.State(model=nn.Linear(3, 3))
+    store = ckpt.open(str(tmp_path))
+    store.resume(state)
+    pending = store.save(1, state)
+    pending.wait()
+    assert not hasattr(pending, "_work")
+
+
+def test_a_policy_that_fails_does_not_fail_a_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Bad:
+        def choose(self, steps: Any) -> Any:
+            raise KeyError("oops")
+
+    state = ckpt.State(n=1)
+    with ckpt.open(str(tmp_path), keep=Bad()) as store:
+        store.resume(state)
+        assert store.save(1, state).wait().step == 1
+    assert "old steps were not deleted" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "url", ["s3:/bucket/run", "s3//bucket", "memory:x", "file:/x", "", " ", "s3://b//run", "file://x/y"]
+)
+def test_a_mistyped_url_is_no_local_folder(url: str) -> None:
+    with pytest.raises(Refused):
+        ckpt.open(url)
+
+
+def test_a_path_object_and_a_tilde_are_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    state = ckpt.State(n=1)
+    for url in (tmp_path / "a", "~/b"):
+        with ckpt.open(url) as store:
+            store.resume(state)
+            store.save(1, state).wait()
+    assert {p.name for p in tmp_path.iterdir()} == {"a", "b"}
