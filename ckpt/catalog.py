@@ -137,6 +137,12 @@ class Catalog:
         Raises ``Damaged`` or ``Incomplete`` for proven damage (unless the step is ``gone``), ``Unsupported`` for a
         newer format, ``ObjectMissing`` where there is no commit record.
         """
+        try:
+            return self._candidate(attempt)
+        except Damaged:  # one wrong answer is no proof: a fault on the way would be wrong in another way
+            return self._candidate(attempt)
+
+    def _candidate(self, attempt: Attempt) -> Candidate:
         where = f"{self.store.url}/{attempt.commit_key}"
         commit = load_commit(self.store.get(attempt.commit_key), where)
         if commit.attempt != str(attempt) or commit.step != attempt.step:
@@ -158,19 +164,8 @@ class Catalog:
         manifest = load_manifest(data, f"{self.store.url}/{key}")
         if (manifest.attempt, manifest.step) != (str(attempt), attempt.step):
             raise Damaged(f"{self.store.url}/{key} is of another attempt: {manifest.attempt}, step {manifest.step}")
-        there = {e.key: e.size for e in self.store.list(attempt.prefix)}
-        facts = []
-        for o in manifest.objects:
-            size = there.get(attempt.prefix + o.name)
-            if size != o.bytes:
-                found = "missing" if size is None else f"{size} bytes"
-                facts.append(
-                    (
-                        "object",
-                        f"{attempt.prefix}{o.name}: expected {o.bytes} bytes, {found} (written by rank {o.rank})",
-                    )
-                )
-        if facts:
+        sizes = {e.key.removeprefix(attempt.prefix): e.size for e in self.store.list(attempt.prefix)}
+        if facts := manifest.differing_objects(sizes):
             raise Incomplete(
                 f"step {attempt.step}: {len(facts)} of {len(manifest.objects)} objects differ from the commit",
                 facts=facts[:20],

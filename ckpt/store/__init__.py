@@ -63,7 +63,7 @@ def checked_url(url: str) -> str:
     ``str(Path("s3://bucket") / "run")`` is ``s3:/bucket/run``: a run that starts from zero on another machine.
     """
     scheme, sep, rest = url.partition("://")
-    if not url.strip() or re.match(r"[A-Za-z][A-Za-z0-9+.-]*:(?!//)|[A-Za-z][A-Za-z0-9+.-]+//", url):
+    if not url.strip() or re.match(r"[A-Za-z][A-Za-z0-9+.-]*:(?!//|:)|[A-Za-z][A-Za-z0-9+.-]+//", url):
         raise Refused(f"{url!r} is no URL and no path", hint="a path, or a scheme with two slashes: s3://bucket/run")
     if sep and scheme != "file" and "//" in rest:
         raise Refused(f"{url}: an empty name between slashes means one place to one client and another to the next",

@@ -146,3 +146,22 @@ def test_transient_fault_on_the_way_is_no_damage(run: Path, monkeypatch: pytest.
     assert store.load(state).step == 2
     assert seen
     assert "right when read again" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "commits/"])
+def test_a_record_that_was_wrong_once_is_no_damage(run: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    store = ckpt.open(str(run))
+    real, seen = type(store.store).get, []
+
+    def once_wrong(self: Any, key: str, **options: Any) -> bytes:
+        data = real(self, key, **options)
+        if name in key and not seen:
+            seen.append(key)
+            return data.replace(b'"', b"'", 1)
+        return data
+
+    monkeypatch.setattr(type(store.store), "get", once_wrong)
+    _, _, state = fresh_state()
+    assert store.resume(state).step == 2
+    assert seen
+    assert not list(run.glob("quarantine/*"))
