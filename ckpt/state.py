@@ -218,14 +218,19 @@ class _Optimizer:
 
     def __init__(self, name: str, optimizer: torch.optim.Optimizer, modules: Mapping[str, torch.nn.Module]) -> None:
         self.optimizer, self.dtypes = optimizer, dict[str, str]()
+        self._name, self._modules = name, modules
+        self._match()
+
+    def _match(self) -> None:
+        """Name the parameters of the moment: groups may have been added since the State was built."""
         found: dict[int, tuple[str, str]] = {}
-        for owner, module in modules.items():
+        for owner, module in self._modules.items():
             for raw, p in module.named_parameters():
                 found.setdefault(id(p), (owner, canonical(module, raw)))
-        mine = [p for g in optimizer.param_groups for p in g["params"]]
+        mine = list(self._params())
         if lost := sum(id(p) not in found for p in mine):
             raise Refused(
-                f"State({name}=…): {lost} of {len(mine)} parameters of the optimizer belong to no module of the state",
+                f"State({self._name}=…): {lost} of {len(mine)} parameters of the optimizer are in no module of it",
                 hint="pass the module too, and build the optimizer after fully_shard/DDP have replaced its parameters",
             )
         owners = {found[id(p)][0] for p in mine}
@@ -236,6 +241,7 @@ class _Optimizer:
             yield from group["params"]
 
     def capture(self) -> StateDict:
+        self._match()
         state = {
             self.names[id(p)]: {
                 k: v if isinstance(v, torch.Tensor) else Atomic(v) for k, v in self.optimizer.state[p].items()
@@ -253,6 +259,7 @@ class _Optimizer:
         return {"state": state, "param_groups": Atomic(groups)}
 
     def target(self, saved: Mapping[str, torch.Size]) -> StateDict:
+        self._match()
         flat: StateDict = {"param_groups": None}
         for p in self._params():
             prefix = f"state.{self.names[id(p)]}."

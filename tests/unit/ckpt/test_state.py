@@ -207,7 +207,7 @@ class Odd:
         ({"x": object()}, "State(x=…): object has no state_dict"),
         ({"rng": 1}, "'rng' is the name of the random streams"),
         ({"a.b": 1}, "no dots"),
-        ({"optim": torch.optim.SGD(nn.Linear(1, 1).parameters())}, "belong to no module of the state"),
+        ({"optim": torch.optim.SGD(nn.Linear(1, 1).parameters())}, "are in no module of it"),
     ],
 )
 def test_what_cannot_be_a_state_is_refused_at_once(entries: dict[str, Any], text: str) -> None:
@@ -423,3 +423,19 @@ def test_a_path_object_and_a_tilde_are_paths(tmp_path: Path, monkeypatch: pytest
             store.resume(state)
             store.save(1, state).wait()
     assert {p.name for p in tmp_path.iterdir()} == {"a", "b"}
+
+
+def test_a_parameter_group_added_later_is_saved_too(tmp_path: Path) -> None:
+    def make() -> tuple[nn.Module, torch.optim.Optimizer, ckpt.State]:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        optim = torch.optim.AdamW(model[0].parameters())
+        state = ckpt.State(model=model, optim=optim)
+        optim.add_param_group({"params": list(model[1].parameters()), "lr": 0.5})
+        model(torch.ones(2)).sum().backward()
+        optim.step()
+        return model, optim, state
+
+    _, first, a = make()
+    _, second, b = make()
+    roundtrip(tmp_path, a, b)
+    assert value_digest(first.state_dict()) == value_digest(second.state_dict())
