@@ -29,6 +29,7 @@ from ckpt.format.manifest import (
     load_commit,
     load_manifest,
     load_mark,
+    utc_now,
 )
 from ckpt.policy import Keep
 from ckpt.store import conditional_put_works
@@ -238,7 +239,7 @@ def claim(store: Store, *, world_size: int) -> Epoch:
         taken = [p[0] for e in store.list(layout.EPOCHS) if (p := layout.parse_epoch_key(e.key))]
         epoch = Epoch(max((e.number for e in taken), default=0) + 1, nonce)
         record = Claim(epoch=str(epoch), writer=secrets.token_hex(8), host=socket.gethostname(), pid=os.getpid(),
-                       world_size=world_size, created=_now())  # fmt: skip
+                       world_size=world_size, created=utc_now())  # fmt: skip
         if store.put_if_absent(epoch.claim_key, dump("claim", record)):
             return epoch
     raise StorageError(f"{store.url}: 100 starts in a row took the next epoch first")
@@ -246,7 +247,7 @@ def claim(store: Store, *, world_size: int) -> Epoch:
 
 def write_base(store: Store, epoch: Epoch, base: Attempt | None) -> None:
     """Record what an epoch builds on; from now on readers follow this epoch."""
-    record = dump("base", Base(epoch=str(epoch), attempt=str(base) if base else None, created=_now()))
+    record = dump("base", Base(epoch=str(epoch), attempt=str(base) if base else None, created=utc_now()))
     if not store.put_if_absent(epoch.base_key, record):
         raise StorageError(f"{store.url}/{epoch.base_key} exists already")
 
@@ -272,7 +273,7 @@ def commit(store: Store, attempt: Attempt, base: Attempt | None, manifest: bytes
     check_not_superseded(store, attempt.epoch)
     record = Commit(attempt=str(attempt), step=attempt.step, base=str(base) if base else None,
                     manifest_digest=digest(manifest), manifest_bytes=len(manifest), total_bytes=total_bytes,
-                    created=_now())  # fmt: skip
+                    created=utc_now())  # fmt: skip
     if not store.put_if_absent(attempt.commit_key, dump("commit", record)):
         raise Refused(f"{store.url}/{attempt.commit_key} exists already")
     check_not_superseded(store, attempt.epoch)
@@ -280,7 +281,7 @@ def commit(store: Store, attempt: Attempt, base: Attempt | None, manifest: bytes
 
 def quarantine(store: Store, attempt: Attempt, reason: str, details: Iterable[str], epoch: Epoch | None) -> None:
     """Record that an attempt must not be chosen any more, and why. Proven damage only; the data stay."""
-    mark = Mark(attempt=str(attempt), reason=reason, epoch=str(epoch) if epoch else None, created=_now(),
+    mark = Mark(attempt=str(attempt), reason=reason, epoch=str(epoch) if epoch else None, created=utc_now(),
                 details=tuple(details))  # fmt: skip
     store.put_if_absent(attempt.quarantine_key, dump("mark", mark))
 
@@ -308,7 +309,7 @@ def retire(catalog: Catalog, epoch: Epoch, keep: Keep, *, grace_s: float) -> lis
     """
     store = catalog.store
     for a in plan_retention(catalog.usable(catalog.listing()), keep):
-        mark = Mark(attempt=str(a), reason="retired by the keep policy", epoch=str(epoch), created=_now())
+        mark = Mark(attempt=str(a), reason="retired by the keep policy", epoch=str(epoch), created=utc_now())
         store.put(a.retire_key, [dump("mark", mark)])
     retiring = {a: _age_s(store, a) for a in _attempts(store, layout.RETIRE)}
     if not retiring:
@@ -333,10 +334,6 @@ def _age_s(store: Store, attempt: Attempt) -> float:
 
 def _attempts(store: Store, folder: str) -> frozenset[Attempt]:
     return frozenset(a for e in store.list(folder) if (a := layout.parse_record_key(e.key, folder)) is not None)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def describe_state(attempt: Attempt, listing: Listing, live: Collection[Attempt], why: Mapping[Attempt, str]) -> str:

@@ -158,6 +158,11 @@ class State:
         }
 
 
+def keepers(source: Any) -> tuple[Any, ...]:
+    """What may keep the position of a data source: itself, its batch sampler, its sampler; None where it has none."""
+    return source, getattr(source, "batch_sampler", None), getattr(source, "sampler", None)
+
+
 def rank_key(rank: int) -> str:
     """How a per-rank entry is named."""
     return f"rank{rank:05d}"
@@ -173,7 +178,7 @@ def _part(name: str, obj: Any, modules: Mapping[str, torch.nn.Module]) -> Part:
         return _Optimizer(name, obj, modules)
     if isinstance(obj, torch.Generator):
         return _Generator(obj)
-    for candidate in (obj, getattr(obj, "batch_sampler", None), getattr(obj, "sampler", None)):
+    for candidate in keepers(obj):
         if callable(getattr(candidate, "state_dict", None)) and callable(getattr(candidate, "load_state_dict", None)):
             return _Stateful(candidate)
     if isinstance(obj, (*PLAIN, list, tuple, dict, torch.Tensor)):

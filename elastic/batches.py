@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ckpt.errors import Refused
+from ckpt.state import keepers
 
 _END = object()
 _HOW = "use DataLoader(dataset, batch_sampler=elastic.ElasticSampler(dataset, batch)), or leave data out of the state"
@@ -27,8 +28,7 @@ class Batches:
             return
         if not hasattr(source, "__iter__"):
             raise Refused(f"data is a {type(source).__name__}, which cannot be iterated", hint=_HOW)
-        owners = (source, getattr(source, "batch_sampler", None), getattr(source, "sampler", None))
-        keeper = next((o for o in owners if hasattr(o, "state_dict") and hasattr(o, "load_state_dict")), None)
+        keeper = next((o for o in keepers(source) if hasattr(o, "state_dict") and hasattr(o, "load_state_dict")), None)
         if keeper is None:
             raise Refused(f"data is a {type(source).__name__} whose position cannot be saved", hint=_HOW)
         if hasattr(keeper, "advance"):

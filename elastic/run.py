@@ -21,6 +21,7 @@ import torch.distributed as dist
 import ckpt
 from ckpt.errors import CkptError, RankFailed, Refused, Superseded
 from ckpt.policy import Keep
+from ckpt.state import keepers
 from elastic import membership
 from elastic.agreement import SAVE_ASKED, SAVE_CLOCK, STOP_ASKED, STOP_SIGNAL, Agreement, Flags
 from elastic.batches import Batches
@@ -391,8 +392,7 @@ class Run:
 
 
 def _has_position(source: Any) -> bool:
-    owners = (source, getattr(source, "batch_sampler", None), getattr(source, "sampler", None))
-    return any(callable(getattr(o, "advance", None)) for o in owners)
+    return any(callable(getattr(o, "advance", None)) for o in keepers(source))
 
 
 def _end_superseded(error: Superseded) -> NoReturn:

@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -34,7 +33,7 @@ from ckpt.format.blocks import Item, block_bytes_for
 from ckpt.format.digest import Buffer, digest, digest_all
 from ckpt.format.fingerprint import Partial, covers, whole
 from ckpt.format.fingerprint import digest as fingerprint
-from ckpt.format.manifest import Index, Manifest, ObjectRecord, TensorRecord, ValueRecord, dump
+from ckpt.format.manifest import Index, Manifest, ObjectRecord, TensorRecord, ValueRecord, dump, utc_now
 from ckpt.store import open_store
 from ckpt.store.contract import Store
 
@@ -313,8 +312,3 @@ def _versions() -> dict[str, str]:
     except PackageNotFoundError:
         own = "unknown"
     return {"torchrelay": own, "torch": torch.__version__, "python": platform.python_version()}
-
-
-def utc_now() -> str:
-    """The time in the form that all records use."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from ckpt.errors import Damaged, Unsupported
@@ -153,6 +153,11 @@ def dump(kind: str, record: object) -> bytes:
         body["items"] = [[i[k] for k in _ITEM_FIELDS] for i in body["items"]]
         body["fields"] = list(_ITEM_FIELDS)
     return (json.dumps(body, indent=None if kind == "index" else 1, sort_keys=False) + "\n").encode()
+
+
+def utc_now() -> str:
+    """The time in the form that all records use."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def load_manifest(data: bytes, where: str) -> Manifest:
