@@ -403,12 +403,7 @@ def _end_superseded(error: Superseded) -> NoReturn:
 
 
 def _check_group() -> tuple[int, int]:
-    """Rank and world size, after a look at how the process group was set up."""
-    if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise Refused(
-            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but there is no process group: each rank would train alone",
-            hint="call elastic.init() first",
-        )
+    """Rank and world size, after a look at how the process group was set up; ``ckpt.open`` refuses a missing one."""
     if dist.is_initialized() and membership.generation() is None and membership.restarts_on_a_used_store():
         warnings.warn(
             "this process group will not survive a restart: torchrun --max-restarts gives restarted ranks a store that "
