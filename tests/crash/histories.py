@@ -19,6 +19,7 @@ import ckpt
 import ckpt.catalog
 import ckpt.engine.reader
 import ckpt.engine.writer
+import ckpt.format.manifest
 import ckpt.store
 from ckpt.errors import Incomplete
 from ckpt.format.layout import Attempt
@@ -122,7 +123,7 @@ def laboratory() -> Iterator[pytest.MonkeyPatch]:
     """The process as histories need it: clock and random ids are ours, a rank's storage calls have one order."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ckpt.catalog, "datetime", Clock)
-        patch.setattr(ckpt.engine.writer, "datetime", Clock)
+        patch.setattr(ckpt.format.manifest, "datetime", Clock)
         patch.setattr(ckpt.catalog, "secrets", SimpleNamespace(token_hex=token))
         patch.setattr(ckpt.store, "uuid", SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=token())))
         patch.setattr(ckpt.engine.reader, "ThreadPoolExecutor", OneByOne)

@@ -22,7 +22,7 @@ from ckpt.errors import CkptError
 from ckpt.format import layout
 from ckpt.format.digest import digest
 from ckpt.format.layout import Attempt, Epoch
-from ckpt.format.manifest import Commit, Mark, dump
+from ckpt.format.manifest import Commit, Mark, dump, utc_now
 from ckpt.load import Loader
 from tests.crash.histories import (
     SCENARIOS,
@@ -81,7 +81,7 @@ def weaker_commit(*, record_first: bool = False, look_before: bool = True, look_
     def commit(store: Any, attempt: Attempt, base: Attempt | None, manifest: bytes, total: int) -> None:
         record = Commit(attempt=str(attempt), step=attempt.step, base=str(base) if base else None,
                         manifest_digest=digest(manifest), manifest_bytes=len(manifest), total_bytes=total,
-                        created=catalog._now())  # fmt: skip
+                        created=utc_now())  # fmt: skip
         if not record_first:
             store.put(attempt.prefix + layout.MANIFEST, [manifest])
         if look_before:
@@ -195,7 +195,7 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     def retire(at: Catalog, epoch: Epoch, keep: Any, **_: Any) -> None:
         for a in catalog.plan_retention(at.usable(at.listing()), keep):
-            mark = Mark(attempt=str(a), reason="", epoch=str(epoch), created=catalog._now())
+            mark = Mark(attempt=str(a), reason="", epoch=str(epoch), created=utc_now())
             at.store.put(a.retire_key, [dump("mark", mark)])
             catalog.check_not_superseded(at.store, epoch)
             at.store.delete([a.retire_key])
