@@ -71,7 +71,7 @@ class Catalog:
     """The records of one run. Reading is safe from any process at any time; base records are kept once read."""
 
     store: Store
-    _bases: dict[Epoch, Attempt | None] = field(default_factory=dict)
+    _bases: dict[Epoch, tuple[Attempt | None, bool]] = field(default_factory=dict)
 
     def listing(self) -> Listing:
         """List the run's records, in an order in which something to choose is always seen.
@@ -92,14 +92,18 @@ class Catalog:
         )  # fmt: skip
 
     def base_of(self, epoch: Epoch) -> Attempt | None:
-        """The attempt that an epoch builds on, or None for a fresh start. Raises ``Damaged`` for a bad record."""
+        """The attempt that an epoch builds on, or None for a start from zero. Raises ``Damaged`` for a bad record."""
+        return self._base(epoch)[0]
+
+    def _base(self, epoch: Epoch) -> tuple[Attempt | None, bool]:
+        """What an epoch builds on, and whether it was asked to start from zero."""
         if epoch not in self._bases:
             where = f"{self.store.url}/{epoch.base_key}"
-            name = load_base(self.store.get(epoch.base_key), where).attempt
-            attempt = layout.parse_attempt(name) if name is not None else None
-            if name is not None and (attempt is None or attempt.epoch >= epoch):
-                raise Damaged(f"{where} names {name!r}, which no older epoch can have written")
-            self._bases[epoch] = attempt
+            record = load_base(self.store.get(epoch.base_key), where)
+            attempt = layout.parse_attempt(record.attempt) if record.attempt is not None else None
+            if record.attempt is not None and (attempt is None or attempt.epoch >= epoch):
+                raise Damaged(f"{where} names {record.attempt!r}, which no older epoch can have written")
+            self._bases[epoch] = attempt, record.fresh
         return self._bases[epoch]
 
     def counted(self, listing: Listing) -> list[Attempt]:
@@ -122,6 +126,18 @@ class Catalog:
         """
         usable = self.usable(listing)
         return usable + [a for a in self.counted(listing) if a not in usable and a not in listing.quarantined]
+
+    def saved_nothing(self, listing: Listing) -> bool:
+        """Whether starting from zero loses no step that was ever reported.
+
+        So it is where nothing was committed, and where the newest start began with nothing, without being asked to,
+        and added nothing: a commit that is there all the same came late, from a start that it had overtaken.
+        """
+        newest = max(listing.with_base, default=None)
+        if newest is None:
+            return not listing.commits
+        nothing_ever = not listing.commits and all(self.base_of(e) is None for e in listing.with_base)
+        return nothing_ever or (self._base(newest) == (None, False) and not self.counted(listing))
 
     def _voided(self, attempt: Attempt, listing: Listing) -> bool:
         """Whether a start after the retirement builds on the attempt."""
@@ -245,9 +261,9 @@ def claim(store: Store, *, world_size: int) -> Epoch:
     raise StorageError(f"{store.url}: 100 starts in a row took the next epoch first")
 
 
-def write_base(store: Store, epoch: Epoch, base: Attempt | None) -> None:
-    """Record what an epoch builds on; from now on readers follow this epoch."""
-    record = dump("base", Base(epoch=str(epoch), attempt=str(base) if base else None, created=utc_now()))
+def write_base(store: Store, epoch: Epoch, base: Attempt | None, *, fresh: bool = False) -> None:
+    """Record what an epoch builds on, and whether zero was asked for; from now on readers follow this epoch."""
+    record = dump("base", Base(epoch=str(epoch), attempt=str(base) if base else None, created=utc_now(), fresh=fresh))
     if not store.put_if_absent(epoch.base_key, record):
         raise StorageError(f"{store.url}/{epoch.base_key} exists already")
 

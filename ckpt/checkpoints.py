@@ -78,8 +78,9 @@ class Checkpoints:
     def save(self, step: int, state: State) -> Pending:
         """Copy ``state`` and commit it as ``step`` (completed steps) in the background; returns after the copy.
 
-        Waits for the save before, if that is still being written, and raises its error. The same step may be
-        saved again; the newer attempt counts.
+        Waits for the save before, if that is still being written, and raises its error, unless its ``Pending`` has
+        raised it already. A save that failed leaves the run as it was: go on and save again. The same step may be saved
+        again; the newer attempt counts.
         """
         if self._saver is None:
             raise Refused(
@@ -96,8 +97,9 @@ class Checkpoints:
                 else f"save({step}) would not count: step {self._last_step} is saved already",
                 hint="steps of one start go up; open(url, fresh=True) starts over beside what is there",
             )
+        if self._pending is not None and not self._pending.told:
+            self.wait()
         self._last_step = step
-        self.wait()
         self._pending = self._saver.save(step, state)
         return self._pending
 

@@ -94,7 +94,7 @@ class Loader:
         own = choice.epoch
 
         def record(_: list[None]) -> None:
-            catalog.write_base(self.catalog.store, own, base)
+            catalog.write_base(self.catalog.store, own, base, fresh=fresh)
 
         self.group.exchange("record the base", lambda: None, record, deadline_s=self.deadline_s)
         return resumed, own, base
@@ -137,14 +137,14 @@ class Loader:
                 if not isinstance(e, Damaged):
                     raise
                 skipped = self._fall(attempt, e, epoch, skipped)
-        bases = [self.catalog.base_of(e) for e in listing.with_base]
-        if listing.commits or any(b is not None for b in bases):
+        if not self.catalog.saved_nothing(listing):
             raise NotFound(
                 f"{url} holds {len(listing.commits)} committed steps and none can be used; not starting from zero",
                 facts=[("skipped", f"{a}: {why}") for a, why in skipped],
                 hint=f"ckpt ls {url}   |   fresh=True starts over beside them",
             )
-        return _Choice(epoch, None, None, skipped)
+        late = "committed by a start that had been overtaken"
+        return _Choice(epoch, None, None, skipped + tuple((str(a), late) for a in sorted(listing.commits)))
 
     def _metadata(self, candidate: Candidate) -> Metadata:
         return ObjectReader.in_run(self.catalog.store, candidate.attempt.prefix, candidate.manifest).read_metadata()

@@ -23,6 +23,7 @@ from ckpt.engine.writer import ObjectWriter
 from ckpt.errors import RankFailed, Refused
 from ckpt.format.layout import Attempt, Epoch
 from ckpt.policy import Keep
+from ckpt.retention import collect_unfinished
 from ckpt.state import State, differing_values
 
 
@@ -58,6 +59,7 @@ class Pending:
         self._work = work
         self._saved: Saved | None = None
         self._error: BaseException | None = None
+        self._told = False
         self._thread = threading.Thread(target=self._run, name=f"ckpt-save-{step}", daemon=True)
         self._thread.start()
 
@@ -78,10 +80,16 @@ class Pending:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise RankFailed(f"step {self.step}: the save has not ended within {timeout_s} s")
+        self._told = True
         if self._error is not None:
             raise self._error
         assert self._saved is not None
         return self._saved
+
+    @property
+    def told(self) -> bool:
+        """Whether somebody has heard by ``wait`` how the save ended."""
+        return self._told
 
 
 @dataclass(slots=True)
@@ -96,6 +104,7 @@ class Saver:
     deadline_s: float
     grace_s: float
     _counters: dict[int, int] = field(default_factory=dict)  # used by the coordinator only
+    _leftovers: bool = True  # whether there may be attempts that nobody finished
 
     def save(self, step: int, state: State) -> Pending:
         """Copy the state and start writing it; returns after the copy."""
@@ -112,6 +121,7 @@ class Saver:
     ) -> Saved:
         began = time.monotonic()
         planned: list[Metadata] = []
+        unfinished, self._leftovers = self._leftovers, True
 
         def plan(all_ranks: list[_Share]) -> _Told | Scattered[_Told]:
             _check_same_values(step, [share.values for share in all_ranks])
@@ -151,17 +161,21 @@ class Saver:
             saved.persist_s,
             stall_s,
         )
-        self._retain()
+        self._leftovers = self._retain(unfinished)
         return saved
 
-    def _retain(self) -> None:
-        """Retention runs after the commit and never fails a save."""
+    def _retain(self, unfinished: bool) -> bool:
+        """Retention runs after the commit and never fails a save; returns whether unfinished attempts may be left."""
         if self.keep is None or self.group.rank != 0:
-            return
+            return unfinished
         try:
             catalog.retire(self.catalog, self.epoch, self.keep, grace_s=self.grace_s)
+            if unfinished and (gone := collect_unfinished(self.catalog, self.epoch, own=True)):
+                _log.info("deleted the data of %d attempts that nobody finished", len(gone))
+            return False
         except Exception as e:  # a policy is somebody else's code
             _log.warning("old steps were not deleted: %s", e)
+            return unfinished
 
 
 def _check_same_values(step: int, per_rank: list[dict[str, str]]) -> None:

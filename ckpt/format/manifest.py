@@ -1,8 +1,9 @@
 """Records of format v1 and their JSON codec. Pure; every field of a file is checked before it is believed.
 
 A manifest makes an attempt's folder explain itself; an index is one rank's block table; claim, base, commit,
-quarantine and retire are small records beside them. Unknown fields are ignored (they may come with a later
-minor version); an unknown entry of ``requires`` is not: the reader refuses it by name.
+quarantine and retire are small records beside them, each of which ends with a digest of itself. Unknown fields are
+ignored (they may come with a later minor version); an unknown entry of ``requires`` is not: the reader refuses it by
+name.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 
 from ckpt.errors import Damaged, Unsupported
 from ckpt.format.blocks import Item, block_count
+from ckpt.format.digest import digest
 
 FORMAT = 1
 DIGEST = "xxh3-128"
@@ -31,6 +33,8 @@ DTYPE_BYTES = {
 
 T = TypeVar("T")
 _DIGEST = re.compile("[0-9a-f]{32}")
+_SEALED = {"commit", "claim", "base", "mark"}  # nothing else holds their digest, so they hold it themselves
+_SEAL = re.compile(rb'(.+),\n "digest": "([0-9a-f]{32})"\n\}\n', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,11 +124,15 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """What an epoch builds on: the name of an attempt, or None for a fresh start."""
+    """What an epoch builds on: the name of an attempt, or None for a start from zero.
+
+    ``fresh`` says that starting from zero was asked for, beside steps that may have been there.
+    """
 
     epoch: str
     attempt: str | None
     created: str
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +160,14 @@ def dump(kind: str, record: object) -> bytes:
     if kind == "index":
         body["items"] = [[i[k] for k in _ITEM_FIELDS] for i in body["items"]]
         body["fields"] = list(_ITEM_FIELDS)
-    return (json.dumps(body, indent=None if kind == "index" else 1, sort_keys=False) + "\n").encode()
+    text = (json.dumps(body, indent=None if kind == "index" else 1, sort_keys=False) + "\n").encode()
+    return seal(text) if kind in _SEALED else text
+
+
+def seal(record: bytes) -> bytes:
+    """A small record with the digest of all that precedes it as its last field."""
+    body = record.removesuffix(b"\n}\n")
+    return body + f',\n "digest": "{digest(body)}"\n}}\n'.encode()
 
 
 def utc_now() -> str:
@@ -238,7 +253,8 @@ def load_claim(data: bytes, where: str) -> Claim:
 def load_base(data: bytes, where: str) -> Base:
     """Decode and check a base record."""
     d = _Fields(data, "base", where)
-    return Base(epoch=d.text("epoch"), attempt=d.optional("attempt", d.text), created=d.time("created"))
+    return Base(epoch=d.text("epoch"), attempt=d.optional("attempt", d.text), created=d.time("created"),
+                fresh=d.flag("fresh"))  # fmt: skip
 
 
 def load_mark(data: bytes, where: str) -> Mark:
@@ -290,6 +306,13 @@ class _Fields:
         if isinstance(data, dict):
             self._d = data
             return
+        if kind in _SEALED:  # before anything in it is believed, its version included
+            sealed = _SEAL.fullmatch(data)
+            if sealed is None:
+                raise Damaged(f"{where} does not end with its digest")
+            if (found := digest(sealed[1])) != sealed[2].decode():
+                raise Damaged(f"{where} is not as it was written",
+                              facts=[("expected", sealed[2].decode()), ("found", found)])  # fmt: skip
         try:
             d = json.loads(data, object_pairs_hook=_unique)
         except (ValueError, RecursionError) as e:
@@ -338,6 +361,9 @@ class _Fields:
 
     def dtype(self, key: str) -> str:
         return str(self._get(key, lambda v: isinstance(v, str) and v in DTYPE_BYTES, "a dtype"))
+
+    def flag(self, key: str) -> bool:
+        return bool(self._get(key, lambda v: isinstance(v, bool), "true or false"))
 
     def one_of(self, key: str, *allowed: str) -> str:
         return str(self._get(key, lambda v: isinstance(v, str) and v in allowed, " or ".join(allowed)))

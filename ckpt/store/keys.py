@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from ckpt.errors import Refused
 
-# A file that is being written has such a name until it is whole: never a key, never listed.
+# A file that is being written has such a name until it is whole: never a key, not listed while it has a writer.
 TEMP_PREFIX = ".torchrelay-tmp-"
 
 
-def checked_key(url: str, key: str) -> str:
-    """The key itself; ``Refused`` if it is empty, absolute, climbs out, or would mean another key elsewhere."""
-    if not all(_is_name(part) for part in key.split("/")):
+def checked_key(url: str, key: str, *, leftover: bool = False) -> str:
+    """The key itself; ``Refused`` if it is empty, absolute, climbs out, or would mean another key elsewhere.
+
+    ``leftover`` allows the name of a file that was never finished: to delete it.
+    """
+    plain = key.replace(f"/{TEMP_PREFIX}", "/") if leftover else key
+    if not all(_is_name(part) for part in plain.split("/")):
         raise Refused(
             f"not a key below {url}: {key!r}",
             hint='keys are relative and "/"-separated, without empty, "." or ".." parts and control characters',

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt.format.digest import digest
+from ckpt.format.manifest import seal
 
 ATTEMPT = "000000000002-e00000002-0"
 FOLDER = "steps/000000000002/e00000002-0"
@@ -63,8 +64,9 @@ class Step:
     def edit_commit(self, change: Callable[[dict[str, Any]], None]) -> None:
         """Change the commit record."""
         record = json.loads(self.commit.read_bytes())
+        del record["digest"]
         change(record)
-        self.commit.write_text(json.dumps(record))
+        self.commit.write_bytes(seal(json.dumps(record, indent=1).encode() + b"\n"))
 
     def item(self, n: int, **changes: Any) -> None:
         """Change fields of the n-th item of rank 1's index and reseal."""

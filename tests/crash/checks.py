@@ -51,8 +51,6 @@ class Checker:
 
     def can_resume(self) -> bool:
         """Whether a good step is left at all: with ``keep`` 1, damage to the newest step may leave none."""
-        if self.stray():
-            return False
         if not self.damaged or not self.before():
             return True
         catalog = Catalog(self.world.store)
@@ -68,10 +66,6 @@ class Checker:
         catalog = Catalog(self.world.store)
         usable = catalog.usable(catalog.listing())
         self.survivor = next((a for a in usable if a not in self.damaged), None)
-
-    def stray(self) -> bool:
-        """Whether all committed steps are of starts that were replaced: refused, and only a person may go on."""
-        return not self.world.truth.line() and bool(self.world.truth.commits)
 
     def ran(self, job: Job, *, had_steps: bool, undisturbed: bool, can_resume: bool = True,
             also: tuple[type[Exception], ...] = ()) -> None:  # fmt: skip
@@ -110,6 +104,8 @@ class Checker:
         usable = catalog.usable(catalog.listing())
         if off := [a for a in usable if a not in line]:
             self._bad(f"{when}: {off[0]} counts and is not what the newest start builds on")
+        if torn := [a for a in usable if a in self.world.truth.collected]:
+            self._bad(f"{when}: {torn[0]} counts, and its data were deleted before it was committed")
         if odd := [e for e, base in self.world.truth.bases.items() if base is not None and base.epoch >= e]:
             self._bad(f"{when}: the base record of {odd[0]} names a step of a newer start")
         if lost := [a for a in self.reported if a not in line and a not in self.damaged]:
@@ -171,12 +167,15 @@ class Checker:
             self._bad(f"{when}: {attempt} holds what start {start} saved as step {step}")
 
     def tidy(self) -> None:
-        """After a whole job that retained: no more steps than are to be kept."""
+        """After a whole job that retained: no more steps than are to be kept, no data of attempts that nobody finished."""
         if self.violations:
             return
         catalog = Catalog(self.world.store)
         if len(usable := catalog.usable(catalog.listing())) > self.keep:
             self._bad(f"{len(usable)} steps are kept, {self.keep} should be")
+        listing, keys = catalog.listing(), [e.key for e in self.world.store.list(layout.STEPS)]
+        if left := {a for k in keys if (a := layout.parse_step_key(k))} - listing.commits - listing.retiring:
+            self._bad(f"the data of {min(left)} are left, which nobody finished")
 
     def _bad(self, what: str) -> None:
         self.violations.append(what)

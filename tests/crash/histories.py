@@ -22,6 +22,7 @@ import ckpt.engine.writer
 import ckpt.format.manifest
 import ckpt.store
 from ckpt.errors import Incomplete
+from ckpt.format import layout
 from ckpt.format.layout import Attempt
 from ckpt.store.memory import MemoryStore
 from tests.crash.checks import Checker
@@ -42,6 +43,7 @@ class Scenario:
     damage: str | None = None  # "flip" a bit of the newest step, or one of its objects is "gone"
     conditional_put: bool = True
     falling: bool = False  # without it, later starts have smaller random ids
+    unfinished: bool = False  # a start before died between its manifest and its commit record
 
 
 SCENARIOS = (
@@ -50,6 +52,7 @@ SCENARIOS = (
     Scenario("goes on, keeps 2 with grace", 4, 2, grace_s=HOUR_S / 2),
     Scenario("newest step has a flipped bit", 2, 2, damage="flip"),
     Scenario("newest step lacks an object", 2, 2, damage="gone"),
+    Scenario("an attempt was left unfinished", 2, 2, unfinished=True),
     Scenario("no conditional put, ids rise", 2, 1, conditional_put=False),
     Scenario("no conditional put, ids fall", 2, 1, conditional_put=False, falling=True),
 )
@@ -176,6 +179,11 @@ def prepare(scenario: Scenario, ranks: int) -> Prepared:
         elif scenario.damage == "gone":
             world.store.delete([f"{newest.prefix}__0_0.distcp"])
         damaged = {newest} if scenario.damage else set()
+    if scenario.unfinished:
+        points = start(world.fork(1), scenario, 1, ranks, stride=2).run().points
+        at_commit = next(p for p in points if p.op == "create" and p.key.startswith(layout.COMMITS))
+        job = start(world, scenario, 1, ranks, stride=2, fault=Fault(at_commit, "before")).run()
+        assert job.struck
     probe = start(world.fork(1), scenario, 2, ranks, stride=2).run()
     if probe.errors:
         raise NothingWorks(f"a start that nothing disturbs fails: {probe.errors[0]}")

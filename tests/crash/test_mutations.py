@@ -15,7 +15,8 @@ import pytest
 
 import ckpt.catalog
 import ckpt.load
-from ckpt import catalog
+import ckpt.save
+from ckpt import catalog, retention
 from ckpt.catalog import Catalog, Listing
 from ckpt.engine.writer import ObjectWriter
 from ckpt.errors import CkptError
@@ -56,6 +57,18 @@ def retaining(bench: Bench) -> Iterator[History]:
     points = bench.prepared(SCENARIOS[1], 1).points
     committed = max(p.at for p in points if p.op == "create" and p.key.startswith("commits/"))
     return (h for h in single(bench, SCENARIOS[1], 1, lean=True) if h.fault.point.at > committed)
+
+
+def unfinished(bench: Bench) -> Iterator[History]:
+    """One fault in a start that finds an attempt which nobody finished."""
+    return single(bench, SCENARIOS[5], 1, lean=True)
+
+
+def late_commits(bench: Bench) -> Iterator[History]:
+    """A commit record that lands after the next start has done its work."""
+    for scenario in SCENARIOS[:3]:
+        yield from (h for h in single(bench, scenario, 1, lean=True)
+                    if h.fault.lands and h.fault.point.key.startswith("commits/"))  # fmt: skip
 
 
 def reading(bench: Bench) -> Iterator[History]:
@@ -136,7 +149,7 @@ def _(patch: Patch) -> None:
 
 @rule("no base record")
 def _(patch: Patch) -> None:
-    patch.setattr(catalog, "write_base", lambda *_: None)
+    patch.setattr(catalog, "write_base", lambda *_, **__: None)
 
 
 @rule("the base record is written before the step is loaded")
@@ -152,7 +165,7 @@ def _(patch: Patch) -> None:
         return choice
 
     patch.setattr(Loader, "_choose", choose_and_write)
-    patch.setattr(catalog, "write_base", lambda *_: written.clear())
+    patch.setattr(catalog, "write_base", lambda *_, **__: written.clear())
 
 
 def in_retention(patch: Patch, name: str, owner: Any, instead: Callable[..., Any]) -> None:
@@ -214,6 +227,21 @@ def _(patch: Patch) -> None:
 @rule("what is being retired is not chosen where nothing else is whole", entangled)
 def _(patch: Patch) -> None:
     patch.setattr(Catalog, "choices", Catalog.usable)
+
+
+@rule("the data of an unfinished attempt are deleted without a quarantine record", late_commits)
+def _(patch: Patch) -> None:
+    patch.setattr(retention, "quarantine", lambda *_: None)
+
+
+@rule("the data of unfinished attempts stay", unfinished)
+def _(patch: Patch) -> None:
+    patch.setattr(ckpt.save, "collect_unfinished", lambda *_, **__: [])
+
+
+@rule("where no step can be used a start begins from zero")
+def _(patch: Patch) -> None:
+    patch.setattr(Catalog, "saved_nothing", lambda *_: True)
 
 
 @rule("a storage error counts as damage", reading)

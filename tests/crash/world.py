@@ -87,6 +87,12 @@ class Truth:
     commits: set[Attempt] = field(default_factory=set)
     bases: dict[Epoch, Attempt | None] = field(default_factory=dict)
     claims: set[Epoch] = field(default_factory=set)
+    collected: set[Attempt] = field(default_factory=set)  # lost data before they were committed
+
+    def note_deleted(self, key: str) -> None:
+        attempt = layout.parse_step_key(key)
+        if attempt is not None and attempt not in self.commits:
+            self.collected.add(attempt)
 
     def note(self, key: str, data: bytes) -> None:
         if (attempt := layout.parse_record_key(key, layout.COMMITS)) is not None:
@@ -110,10 +116,11 @@ class Truth:
         return out
 
     def copy(self) -> Truth:
-        return Truth(set(self.commits), dict(self.bases), set(self.claims))
+        return Truth(set(self.commits), dict(self.bases), set(self.claims), set(self.collected))
 
     def key(self) -> Hashable:
-        return frozenset(self.commits), frozenset(self.bases.items()), frozenset(self.claims)
+        sets = frozenset(self.commits), frozenset(self.claims), frozenset(self.collected)
+        return *sets, frozenset(self.bases.items())
 
 
 @dataclass(slots=True)
@@ -195,8 +202,12 @@ class FaultStore:
         return first + [e for e in rest if not first or e.key > first[-1].key]
 
     def delete(self, keys: Iterable[str]) -> None:
+        def do(key: str) -> None:
+            self._inner.delete([key])
+            self._world.truth.note_deleted(key)
+
         for key in keys:
-            self._call("delete", key, lambda key=key: self._inner.delete([key]))
+            self._call("delete", key, lambda key=key: do(key))
 
     # --- the point ------------------------------------------------------------------------------------------
 

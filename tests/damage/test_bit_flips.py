@@ -14,26 +14,17 @@ import torch.distributed.checkpoint as dcp
 
 import ckpt
 from ckpt.errors import Damaged
+from tests.damage.flips import Campaign, flip, save_steps
 from tests.dist import gpt
 from tests.ranks import run_ranks
 
 FLIPS = 300
 
 
-def save_two_steps(url: str) -> None:
-    model, optim, sched = gpt.build((2,), seed=1)
-    state = ckpt.State(model=model, optim=optim, sched=sched)
-    with ckpt.open(url) as store:
-        store.resume(state)
-        for step in (1, 2):
-            gpt.train(model, optim, sched, 1)
-            store.save(step, state).wait()
-
-
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("flips") / "run"
-    run_ranks(2, save_two_steps, str(folder))
+    run_ranks(2, save_steps, str(folder))
     return folder
 
 
@@ -45,14 +36,6 @@ def run(run_folder: Path, tmp_path: Path) -> Path:
 def fresh_state() -> tuple[gpt.Gpt, torch.optim.Optimizer, ckpt.State]:
     model, optim, sched = gpt.build(None, seed=7)
     return model, optim, ckpt.State(model=model, optim=optim, sched=sched)
-
-
-def flip(path: Path, bit: int) -> None:
-    with path.open("r+b") as f:
-        f.seek(bit // 8)
-        byte = f.read(1)[0]
-        f.seek(bit // 8)
-        f.write(bytes([byte ^ (1 << bit % 8)]))
 
 
 def random_flips(folder: Path, n: int, seed: int) -> list[tuple[Path, int]]:
@@ -104,6 +87,14 @@ def plain_dcp_silent_loads(folder: Path, n: int) -> int:
                     raise
             flip(path, bit)
     return silent
+
+
+def test_a_flip_in_any_object_is_named_and_the_older_step_resumed(tmp_path: Path) -> None:
+    """A sample of ``python -m tests.soak.flips``, which plays 10,000."""
+    campaign = Campaign(tmp_path)
+    played = [campaign.play(seed) for seed in range(100)]
+    assert not [o for o in played if o.verdict != "named"]
+    assert {o.object.partition("/")[0] for o in played} > {"commit record", "manifest.json", ".metadata", "index"}
 
 
 def test_resume_falls_back_on_proven_damage_and_says_so(run: Path) -> None:

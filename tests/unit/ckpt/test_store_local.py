@@ -92,6 +92,22 @@ def test_leftovers_are_neither_listed_nor_in_the_way(tmp_path: Path) -> None:
     assert store.get("steps/1/a") == b"y"
 
 
+def test_a_leftover_without_a_writer_is_listed_and_can_be_deleted(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    leftover = tmp_path / "steps" / "1" / f"{TEMP_PREFIX}0123"
+    leftover.parent.mkdir(parents=True)
+    leftover.write_bytes(b"torn")
+    os.utime(leftover, (time.time() - 3500,) * 2)
+    assert store.list() == []
+    os.utime(leftover, (time.time() - 3700,) * 2)
+    (found,) = store.list()
+    assert found == Entry(f"steps/1/{TEMP_PREFIX}0123", 4)
+    with pytest.raises(Refused):
+        store.put(found.key, [b"x"])
+    store.delete([found.key])
+    assert not (tmp_path / "steps").exists()
+
+
 def test_deleting_leaves_no_empty_folders(tmp_path: Path) -> None:
     store = open_store(tmp_path / "run")
     for key in ("steps/1/index/0", "steps/1/data", "steps/2/data"):
