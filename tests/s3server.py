@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -52,10 +53,17 @@ class S3Server:
         self.endpoint = f"http://127.0.0.1:{self.port}"
         self._ports = dict(zip(_PORT_FLAGS, ports, strict=True))
         self._process: subprocess.Popen[bytes] | None = None
-        credentials = [{"accessKey": self.key, "secretKey": self.secret}]
+        self.admit((self.key, self.secret))
+
+    def admit(self, *keys: tuple[str, str]) -> None:
+        """Whose requests are answered from now on: pairs of key and secret."""
         actions = ["Admin", "Read", "Write", "List", "Tagging"]
+        credentials = [{"accessKey": key, "secretKey": secret} for key, secret in keys]
+        # one name: the server keeps identities that a new file no longer has
         identities = [{"name": "suite", "credentials": credentials, "actions": actions}]
-        (root / "s3.json").write_text(json.dumps({"identities": identities}))
+        (self.root / "s3.json").write_text(json.dumps({"identities": identities}))
+        if self._process is not None:
+            self._process.send_signal(signal.SIGHUP)
 
     def start(self, *, timeout_s: float = 60.0) -> None:
         """Start the process, again after `kill` too: data and ports stay the same."""

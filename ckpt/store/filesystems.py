@@ -186,6 +186,12 @@ class S3fsStore(FilesystemStore):
         config = _S3_CONFIG | dict(options.pop("config_kwargs", {}))
         return options | {"client_kwargs": client, "config_kwargs": config, "use_listings_cache": False}
 
+    def _renew(self) -> bool:
+        if self._fs.key or self._fs.anon:  # given by the caller, who alone could replace them
+            return False
+        self._fs.connect(refresh=True)
+        return True
+
     def _request(self, method: str, **arguments: Any) -> Any:
         return self._fs.call_s3(method, Bucket=self._bucket, **arguments)
 

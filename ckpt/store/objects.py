@@ -72,6 +72,8 @@ class ObjectStore(Remote):
             retry_budget_s=retry_budget_s,
         )
 
+        self._renewable = "credential_provider" in native.config
+
         def build(retry: dict[str, Any], limits: dict[str, Any]) -> Any:
             return _CLASSES[scheme](
                 prefix=path.strip("/") or None,
@@ -95,6 +97,9 @@ class ObjectStore(Remote):
             ) from None
         except (BaseError, ValueError, TypeError) as error:
             raise self._error(self._explain(error), "open", "") from None
+
+    def _renew(self) -> bool:
+        return self._renewable  # the provider is asked at each request
 
     def _reach(self, operation: str, key: str) -> None:
         _guard_fork()

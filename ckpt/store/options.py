@@ -133,7 +133,13 @@ def _from_aws_files(profile: str | None, *, region_known: bool) -> dict[str, Any
     if credentials is None:
         return {}
 
+    read = _modified(files)
+
     def provide() -> dict[str, Any]:
+        nonlocal credentials, read
+        if (now := _modified(files)) != read:  # keys in a file are renewed by replacing the file
+            fresh = botocore.session.Session(profile=named).get_credentials()
+            credentials, read = fresh or credentials, now
         frozen = credentials.get_frozen_credentials()
         return {
             "access_key_id": frozen.access_key,
@@ -144,6 +150,12 @@ def _from_aws_files(profile: str | None, *, region_known: bool) -> dict[str, Any
         }
 
     return {"credential_provider": provide, **({"region": region} if region and not region_known else {})}
+
+
+def _modified(files: list[Path]) -> list[tuple[int, int] | None]:
+    """Something that changes when any of the files does."""
+    seen = [path.expanduser() for path in files]
+    return [(s.st_mtime_ns, s.st_ino) if path.is_file() and (s := path.stat()) else None for path in seen]
 
 
 def _gcs(bucket: str, options: Mapping[str, Any]) -> Native:

@@ -143,7 +143,7 @@ class Remote(ABC):
         self._reach("create", key)
         if self.conditional_put is False:
             return self._create_unguarded(key, data)
-        last = Failure(StorageError, "no answer")
+        last, renewed = Failure(StorageError, "no answer"), False
         for _ in self._tries():
             try:
                 self._send_create(key, data)
@@ -151,6 +151,8 @@ class Remote(ABC):
                 last = self._understand(error)
             else:
                 return True
+            if last.kind is AccessDenied and not renewed and (renewed := self._renew()):
+                continue
             if last.unsupported:
                 self.conditional_put = False
                 return self._create_unguarded(key, data)
@@ -223,6 +225,10 @@ class Remote(ABC):
     @abstractmethod
     def _send_delete(self, keys: Sequence[str]) -> None: ...
 
+    def _renew(self) -> bool:
+        """Read the credentials anew where they may have been replaced; whether asking once more makes sense."""
+        return False
+
     # ---- shared machinery
 
     def _too_big(self, key: str, size: int, max_bytes: int) -> StorageError:
@@ -248,12 +254,14 @@ class Remote(ABC):
 
     def _call(self, operation: str, key: str, send: Callable[[], T]) -> T:
         self._reach(operation, key)
-        failure = Failure(StorageError, "not tried")
+        failure, renewed = Failure(StorageError, "not tried"), False
         for _ in self._tries():
             try:
                 return send()
             except Exception as error:
                 failure = self._understand(error)
+            if failure.kind is AccessDenied and not renewed and (renewed := self._renew()):
+                continue
             if not failure.passing:
                 break
         raise self._error(failure, operation, key) from None

@@ -167,7 +167,7 @@ class Checker:
             self._bad(f"{when}: {attempt} holds what start {start} saved as step {step}")
 
     def tidy(self) -> None:
-        """After a whole job that retained: no more steps than are to be kept, no data of attempts that nobody finished."""
+        """After a whole job that retained: no more steps than are to be kept, and no data that nobody finished."""
         if self.violations:
             return
         catalog = Catalog(self.world.store)
