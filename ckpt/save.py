@@ -162,7 +162,17 @@ class Saver:
             stall_s,
         )
         self._leftovers = self._retain(unfinished)
+        self._warn_of_a_full_disk(total)
         return saved
+
+    def _warn_of_a_full_disk(self, step_bytes: int) -> None:
+        """A step is written before an old one goes, so there must be room for one more."""
+        free_bytes = getattr(self.catalog.store, "free_bytes", None)  # only a local disk can tell
+        if self.group.rank == 0 and free_bytes is not None and (free := free_bytes()) < step_bytes:
+            _log.warning(
+                "the next save will fail: a step takes %d bytes and %s has %d left",
+                step_bytes, self.catalog.store.url, free,
+            )  # fmt: skip
 
     def _retain(self, unfinished: bool) -> bool:
         """Retention runs after the commit and never fails a save; returns whether unfinished attempts may be left."""

@@ -162,9 +162,21 @@ class LocalStore:
                             if not item.name.startswith(TEMP_PREFIX) or time.time() - seen.st_mtime > STALE_S:
                                 yield Entry(join(here, item.name), seen.st_size)
 
+    def free_bytes(self) -> int:
+        """What the disk has left for this user, in bytes; quotas are not seen."""
+        here = next(p for p in (self._root, *self._root.parents) if p.exists())
+        seen = os.statvfs(here)
+        return seen.f_bavail * seen.f_frsize
+
     @contextmanager
     def _written_aside(self, path: Path, views: Sequence[memoryview]) -> Iterator[Path]:
         """A durable file with these bytes under a temporary name in the same folder; gone at the end."""
+        need, free = sum(view.nbytes for view in views), self.free_bytes()
+        if need > free:  # said before hours of writing, and before the disk is full for everybody else
+            raise StorageError(
+                f"no room for {path}", facts=[("needs", f"{need} bytes"), ("free", f"{free} bytes")],
+                hint=f"df -h {self._root}",
+            )  # fmt: skip
         temporary = path.with_name(TEMP_PREFIX + uuid.uuid4().hex)
         file = self._open_new(temporary)
         try:

@@ -219,3 +219,40 @@ def test_what_is_flushed_and_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     events.clear()
     store.delete(["a/b"])
     assert events == ["flush run/a"]
+
+
+ON_A_SMALL_DISK = """
+    import logging, sys, torch, ckpt
+    logging.basicConfig(stream=sys.stdout, format="%(message)s")
+    state = ckpt.State(model=torch.nn.Linear(500, 600, bias=False))  # 1.2 MB
+    store = ckpt.open(sys.argv[1] + "/run")
+    store.resume(state)
+    for step in (1, 2, 3):
+        try:
+            print("saved", store.save(step, state).wait().step, flush=True)
+        except ckpt.CkptError as e:
+            print(e)
+    print("newest", store.newest_valid())
+    print("left", [e.key for e in store.store.list("steps/000000000003/")])
+"""
+
+
+def test_a_disk_that_gets_full_is_told_of_in_advance(tmp_path: Path) -> None:
+    """A real disk of 3 MB, mounted where only this process sees it."""
+    script = tmp_path / "fill.py"
+    script.write_text(textwrap.dedent(ON_A_SMALL_DISK))
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = f"mount -t tmpfs -o size=3m tmpfs {disk} && exec {sys.executable} {script} {disk}"
+    done = subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount],
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    if done.returncode and not done.stdout:
+        pytest.skip(f"no mount namespaces here, so a full disk is not verified: {done.stderr.strip()[:200]}")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "saved 1", done.stdout + done.stderr
+    assert "the next save will fail" in done.stdout
+    (refused,) = [n for n, line in enumerate(lines) if "no room for" in line]
+    assert lines.index("saved 2") < refused
+    assert "needs" in lines[refused + 1]
+    assert "newest 000000000002-e00000001-0" in lines
+    assert "left []" in lines
