@@ -7,6 +7,7 @@ from ckpt.format import layout
 from ckpt.format.layout import Attempt, Epoch
 
 ABANDONED = "abandoned: its writer never committed it"
+UPLOAD_S = 86_400.0  # an upload in parts that began so long ago has no writer any more
 
 
 def unfinished(catalog: Catalog, epoch: Epoch, *, own: bool) -> list[Attempt]:
@@ -43,4 +44,6 @@ def collect_unfinished(catalog: Catalog, epoch: Epoch, *, own: bool) -> list[Att
         check_not_superseded(store, epoch)
     for a in found:
         store.delete([e.key for e in store.list(a.prefix)])
+    if (abort_uploads := getattr(store, "abort_uploads", None)) is not None:  # what only S3-like stores have
+        abort_uploads(layout.STEPS, older_s=UPLOAD_S)
     return found

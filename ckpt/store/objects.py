@@ -72,6 +72,7 @@ class ObjectStore(Remote):
             retry_budget_s=retry_budget_s,
         )
 
+        self._given = options
         self._renewable = "credential_provider" in native.config
 
         def build(retry: dict[str, Any], limits: dict[str, Any]) -> Any:
@@ -97,6 +98,19 @@ class ObjectStore(Remote):
             ) from None
         except (BaseError, ValueError, TypeError) as error:
             raise self._error(self._explain(error), "open", "") from None
+
+    def abort_uploads(self, prefix: str, *, older_s: float) -> int | None:
+        """See ``S3fsStore``: obstore cannot list uploads, so s3fs does it; None where that is not installed."""
+        if not self.url.startswith(("s3://", "s3a://")):
+            return None
+        try:
+            from .filesystems import S3fsStore, open_filesystem
+
+            other = open_filesystem(self.url, retry_budget_s=self._retry_budget_s, **self._given)
+        except (ImportError, Refused):
+            return None
+        assert isinstance(other, S3fsStore)
+        return other.abort_uploads(prefix, older_s=older_s)
 
     def _renew(self) -> bool:
         return self._renewable  # the provider is asked at each request

@@ -366,3 +366,21 @@ def test_a_forked_child_is_told_instead_of_hanging(s3: S3, tmp_path: Path) -> No
         [sys.executable, str(script), arguments], timeout=30, check=False, env=os.environ | {"PYTHONPATH": str(root)}
     )
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("client", ["obstore", "fsspec"])
+def test_uploads_that_a_killed_writer_left_are_aborted_by_key_and_age(s3: S3, client: str) -> None:
+    bucket = s3.new_bucket()
+    store = open_store(s3.url(bucket, "run"), client=client, **s3.options)
+    with s3.server.client() as boto:
+        for key in ("run/steps/1/a", "run/steps/1/b", "other/steps/1/c"):
+            upload = boto.create_multipart_upload(Bucket=bucket, Key=key)["UploadId"]
+            boto.upload_part(Bucket=bucket, Key=key, UploadId=upload, PartNumber=1, Body=bytes(5 << 20))
+
+        def left() -> list[str]:
+            return sorted(u["Key"] for u in boto.list_multipart_uploads(Bucket=bucket).get("Uploads", []))
+
+        assert store.abort_uploads("steps/", older_s=3600.0) == 0
+        assert len(left()) == 3
+        assert store.abort_uploads("steps/", older_s=0.0) == 2
+        assert left() == ["other/steps/1/c"]
