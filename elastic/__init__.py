@@ -6,12 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from elastic.data import ElasticSampler
+    from elastic.determinism import LogicalShards
     from elastic.membership import init
     from elastic.run import Run, Step
 
-__all__ = ["ElasticSampler", "Run", "Step", "init"]
+__all__ = ["ElasticSampler", "LogicalShards", "Run", "Step", "init"]
 
-_HOME = {"ElasticSampler": "data", "Run": "run", "Step": "run", "init": "membership"}
+_HOME = {
+    "ElasticSampler": "data",
+    "LogicalShards": "determinism",
+    "Run": "run",
+    "Step": "run",
+    "init": "membership",
+}
 
 
 def __getattr__(name: str) -> Any:
