@@ -34,6 +34,9 @@ bench: $(READY)
 	$(BIN)/python -m tests.bench.save_load
 	$(BIN)/python -m tests.bench.agreement
 	$(BIN)/python -m tests.bench.fingerprint_speed
+	$(BIN)/python -m tests.bench.validate_rate
+	$(BIN)/python -m tests.bench.moving_memory 1024
+	$(BIN)/python -m tests.bench.logical_shards
 	$(BIN)/python -m tests.bench.interval_simulation
 	$(BIN)/python -m tests.bench.pacer_regret
 
@@ -41,6 +44,8 @@ bench: $(READY)
 soak: $(READY)
 	$(BIN)/python -m tests.soak.kills 100
 	$(BIN)/python -m tests.soak.paused_writer 200
+	$(BIN)/python -m tests.soak.flips 10000
+	$(BIN)/python -m tests.soak.faulty_storage 12
 	$(BIN)/python -m tests.bench.fingerprint_campaign --until 1000000 --out out/soak/fingerprint.jsonl
 
 clean:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ckpt.engine.writer import ObjectWriter
     from ckpt.errors import CkptError, Damaged
     from ckpt.load import Resumed
-    from ckpt.policy import Latest
+    from ckpt.policy import Best, EveryN, Latest, Tail
     from ckpt.save import Pending, Saved
     from ckpt.state import State
 
@@ -20,6 +20,9 @@ _HOME = {
     "Checkpoints": "ckpt.checkpoints",
     "State": "ckpt.state",
     "Latest": "ckpt.policy",
+    "EveryN": "ckpt.policy",
+    "Tail": "ckpt.policy",
+    "Best": "ckpt.policy",
     "ObjectWriter": "ckpt.engine.writer",
     "ObjectReader": "ckpt.engine.reader",
     "Pending": "ckpt.save",
@@ -30,9 +33,11 @@ _HOME = {
 }
 
 __all__ = [
+    "Best",
     "Checkpoints",
     "CkptError",
     "Damaged",
+    "EveryN",
     "Latest",
     "ObjectReader",
     "ObjectWriter",
@@ -40,6 +45,7 @@ __all__ = [
     "Resumed",
     "Saved",
     "State",
+    "Tail",
     "open",
 ]
 

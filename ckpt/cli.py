@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import importlib
 import io
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
 
 import click
 
-from ckpt.errors import CkptError
+from ckpt.errors import CkptError, Damaged, Refused, StorageError, Unsafe
 from ckpt.tools.options import STATUSES, Settings
 
 COMMANDS = {
-    "ls": "ckpt.tools.commands:ls",
-    "inspect": "ckpt.tools.commands:inspect",
-    "validate": "ckpt.tools.commands:validate",
+    "ls": "ckpt.tools.commands.show:ls",
+    "inspect": "ckpt.tools.commands.show:inspect",
+    "validate": "ckpt.tools.commands.validate:validate",
+    "newest-valid": "ckpt.tools.commands.marks:newest_valid",
+    "quarantine": "ckpt.tools.commands.marks:quarantine",
+    "prune": "ckpt.tools.commands.prune:prune",
+    "doctor": "ckpt.tools.commands.doctor:doctor",
+    "adopt": "ckpt.tools.commands.moving:adopt",
+    "export": "ckpt.tools.commands.moving:export",
 }
 BUG = 70
 
@@ -38,10 +45,10 @@ class LazyGroup(click.Group):
         return command
 
 
-@click.group(cls=LazyGroup, epilog=STATUSES)
+@click.group(cls=LazyGroup, epilog=STATUSES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="torchrelay", prog_name="ckpt")
 def ckpt() -> None:
-    """Look at checkpoints and check them, on any storage, without torch.
+    """Look at checkpoints, check them, choose and prune them, on any storage, without torch.
 
     URL is a path, or file://, s3://, gs://, az:// or any URL that fsspec knows. The result goes to stdout,
     progress and errors to stderr. NO_COLOR and COLUMNS are honoured.
@@ -51,6 +58,8 @@ def ckpt() -> None:
       ckpt ls s3://bucket/run42
       ckpt inspect s3://bucket/run42@42000 --tree
       ckpt validate s3://bucket/run42 --level full
+      ckpt prune s3://bucket/run42 --keep latest:3,every:1000
+      ckpt doctor s3://bucket/run42
     """
 
 
@@ -63,6 +72,7 @@ def run(args: Sequence[str] | None = None) -> int:
     try:
         status = ckpt.main(args=args, prog_name="ckpt", standalone_mode=False, obj=settings)
     except CkptError as error:
+        error.hint = error.hint or _next(error, sys.argv[1:] if args is None else args)
         return _report(error, settings)
     except click.ClickException as error:
         error.show()
@@ -73,6 +83,19 @@ def run(args: Sequence[str] | None = None) -> int:
     except Exception as error:
         return _report_bug(error, settings)
     return status if isinstance(status, int) else 0
+
+
+def _next(error: CkptError, words: Sequence[str]) -> str | None:
+    """What to do where the error itself does not know: it does not know the command and its URL."""
+    command, *rest = words or ("ls",)
+    url = next((w for w in rest if not w.startswith("-")), "URL")
+    if isinstance(error, Refused):
+        return f"ckpt {command} --help"
+    if isinstance(error, Unsafe):
+        return "do not load it with anything that unpickles; get the checkpoint from its source again"
+    if isinstance(error, Damaged):
+        return shlex.join(["ckpt", "ls", url, "--all"] if command == "validate" else ["ckpt", "validate", url])
+    return shlex.join(["ckpt", "doctor", url]) if isinstance(error, StorageError) else None
 
 
 def _report(error: CkptError, settings: Settings) -> int:

@@ -10,11 +10,12 @@ import io
 import math
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
 from ckpt.errors import Damaged, Unsafe
+from ckpt.format.boxes import Box
 from ckpt.format.manifest import DTYPE_BYTES, MAX_BYTES
 
 _MANY = 100  # more fields or dimensions than anything in DCP's metadata has
@@ -68,12 +69,16 @@ class Contents:
     """What ``.metadata`` says, in plain types.
 
     ``tensors`` are (dtype, shape); ``places`` are (object, start, length) in bytes by (key, offsets of the chunk,
-    None for a value).
+    None for a value). ``chunks`` are (offsets, sizes) in elements; ``paths`` are the nested keys of each entry;
+    ``transformed`` are entries whose bytes went through an extension before they were stored.
     """
 
     tensors: dict[str, tuple[str, tuple[int, ...]]]
     values: tuple[str, ...]
     places: dict[tuple[str, tuple[int, ...] | None], tuple[str, int, int]]
+    chunks: dict[str, tuple[Box, ...]] = field(default_factory=dict, compare=False)
+    paths: dict[str, tuple[str | int, ...]] = field(default_factory=dict, compare=False)
+    transformed: tuple[str, ...] = field(default=(), compare=False)
 
 
 def read(data: bytes, where: str, torch_classes: Callable[[str, str], Any] | None = None) -> Any:
@@ -96,29 +101,38 @@ def read_contents(data: bytes, where: str) -> Contents:
     """Decode ``.metadata`` without torch and without trust. Raises ``Unsafe`` or ``Damaged``."""
     metadata = read(data, where)
     try:
-        tensors, values = {}, []
+        tensors, values, chunks = {}, [], {}
         for key, md in metadata.state_dict_metadata.items():
             if type(md).__name__ == "TensorStorageMetadata":
                 dtype, shape = md.properties.state[0], md.size
                 _must(isinstance(key, str) and dtype in DTYPE_BYTES and _is_sizes(shape))
                 _must(math.prod(shape) <= MAX_BYTES)
                 tensors[key] = (dtype, shape)
+                chunks[key] = tuple((c.offsets, c.sizes) for c in md.chunks)
+                _must(all(_is_sizes(o) and _is_sizes(n) and len(o) == len(n) == len(shape) for o, n in chunks[key]))
             else:
                 _must(isinstance(key, str))
                 values.append(key)
-        places = {}
+        places, transformed = {}, []
         for index, info in (metadata.storage_data or {}).items():
             place = (info.relative_path, info.offset, info.length)
             _must(isinstance(place[0], str) and _is_sizes(place[1:]))
             places[index._key()[1:]] = place
+            if getattr(info, "transform_descriptors", None):
+                transformed.append(index.fqn)
+        paths = {k: p for k, p in (getattr(metadata, "planner_data", None) or {}).items() if _is_path(p)}
     except (AttributeError, TypeError, ValueError, IndexError, KeyError):
         raise Damaged(f"{where} is not laid out as DCP's metadata") from None
-    return Contents(tensors, tuple(values), places)
+    return Contents(tensors, tuple(values), places, chunks, paths, tuple(transformed))
 
 
 def _must(ok: bool) -> None:
     if not ok:
         raise ValueError
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, tuple) and 0 < len(value) < _MANY and all(type(part) in (str, int) for part in value)
 
 
 def _is_sizes(value: Any) -> bool:

@@ -19,7 +19,7 @@ _PER_RANK = re.compile(r"\.rank\d{5}$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One attempt in a listing; ``bytes`` are of all its objects, None where that is not known."""
+    """One attempt in a listing; ``bytes`` are of all objects in its own folder, None where that is not known."""
 
     step: int
     attempt: str
@@ -59,7 +59,7 @@ def _row(facts: Facts, a: Attempt, bad: Mapping[Attempt, str]) -> Row:
     known = seen if isinstance(seen, Candidate) else None
     commit = known.commit if known else facts.commits.get(a)
     claim = facts.claims.get(a.epoch)
-    size = known.manifest.total_bytes if known else facts.folders.get(a, commit.total_bytes if commit else None)
+    size = known.manifest.own_bytes if known else facts.folders.get(a, commit.total_bytes if commit else None)
     return Row(
         step=a.step,
         attempt=str(a),
@@ -79,12 +79,14 @@ def _notes(facts: Facts, a: Attempt, seen: Candidate | CkptError | None) -> Iter
         yield "newest valid"
     if a.counter:
         yield f"attempt {a.counter + 1} in this epoch"
+    if isinstance(seen, Candidate) and seen.manifest.references:
+        yield f"refers to {len(seen.manifest.references)} older"
     if a in facts.listing.quarantined:
         yield f"quarantined: {facts.quarantine_reasons.get(a, 'see the record')}"
     if isinstance(seen, CkptError):
         yield seen.message
     if a in facts.listing.retiring and a not in facts.usable:
-        yield "being retired"
+        yield "being retired" if a in facts.listing.commits else "retired: its data go after the grace period"
     if a not in facts.listing.commits and a not in facts.listing.retiring:
         yield "never committed"
     elif a in facts.listing.commits and a not in facts.counted:

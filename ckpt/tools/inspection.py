@@ -6,14 +6,16 @@ from dataclasses import dataclass, field, replace
 
 from ckpt.catalog import describe_state
 from ckpt.errors import Damaged, NotFound, Unsupported
-from ckpt.format import dcpmeta, layout
+from ckpt.foreign.safetensors import INDEX
+from ckpt.format import layout
 from ckpt.format.layout import Attempt
 from ckpt.format.manifest import Manifest, ObjectRecord
-from ckpt.tools.describe import Entry, entries, foreign_entries, per_rank_groups
+from ckpt.tools.describe import Entry, entries, per_rank_groups
+from ckpt.tools.foreign import plain_entries, safetensors_entries
 from ckpt.tools.gather import quarantine_reason
 from ckpt.tools.report import Report
 from ckpt.tools.target import Place, select
-from ckpt.tools.validate import METADATA_BYTES, check
+from ckpt.tools.validate import check
 
 _NEWER = "install a torchrelay that knows it; the step is not damaged"
 
@@ -23,7 +25,7 @@ class Inspection:
     """One checkpoint. ``state`` is one of the four words; ``bytes`` are of all objects; None is *not known*."""
 
     where: str
-    kind: str  # "step", "folder" or "plain DCP"
+    kind: str  # "step", "folder", "plain DCP" or "safetensors"
     what: str
     state: str
     step: int | None = None
@@ -51,6 +53,8 @@ def inspect(place: Place, step: int | None) -> Inspection:
     """
     if place.kind == "plain DCP":
         return _foreign(place)
+    if place.kind == "safetensors":
+        return _safetensors(place)
     return _folder(place) if place.kind == "folder" else _attempt(place, select(place, step))
 
 
@@ -100,13 +104,22 @@ def _folder(place: Place) -> Inspection:
 
 
 def _foreign(place: Place) -> Inspection:
-    name = place.prefix + layout.METADATA
-    contents = dcpmeta.read_contents(place.store.get(name, max_bytes=METADATA_BYTES), f"{place.store.url}/{name}")
-    stored = {object_name for object_name, _, _ in contents.places.values()}
+    entries, stored = plain_entries(place.store, place.prefix)
     return Inspection(
         where=place.where, kind="plain DCP", state="unknown", what="a plain DCP checkpoint, not written by torchrelay",
-        notes=("it has no manifest, so nothing tells whether it is whole",), entries=tuple(foreign_entries(contents)),
-        bytes=sum(e.size for e in place.store.list(place.prefix) if e.key.removeprefix(place.prefix) in stored),
+        notes=("it has no manifest, so nothing tells whether it is whole",), entries=entries, bytes=stored,
+        checksums="torch's CRC-32 where there is one; only validate --level full reads them",
+    )  # fmt: skip
+
+
+def _safetensors(place: Place) -> Inspection:
+    entries, stored, files, fault = safetensors_entries(place.store, place.prefix, place.name)
+    alone = place.name != INDEX
+    what = "a safetensors file" if alone else f"{files} safetensors files with an index"
+    note = "it has no checksums" if fault is None else f"{fault.object}: {fault.what}"
+    return Inspection(
+        where=f"{place.where}/{place.name}" if alone else place.where, kind="safetensors", what=what,
+        state="damaged" if fault else "unknown", notes=(note,), entries=entries, bytes=stored,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,8 +19,32 @@ Exit status:
   0 good                        1 damage
   2 usage                       3 not verified
   4 nothing (valid) there       5 storage, credentials or format version
-  6 superseded                 70 bug
+  6 busy or superseded         70 bug
 """
+_UNITS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]
+    """Seconds of a text such as ``90s``, ``10m``, ``6h`` or ``7d``."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the seconds; a bare number is refused: 6 of what?"""
+        if isinstance(value, float):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)", str(value))
+        if match is None:
+            self.fail(f"{value!r} is not a duration: write it like 90s, 10m, 6h or 7d", param, ctx)
+        return float(match[1]) * _UNITS[match[2]]
+
+
+def shown_duration(seconds: float) -> str:
+    """The shortest text that ``Duration`` reads back."""
+    for unit in ("d", "h", "m"):
+        if seconds and seconds % _UNITS[unit] == 0:
+            return f"{seconds / _UNITS[unit]:g}{unit}"
+    return f"{seconds:g}s"
 
 
 @dataclass

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from ckpt.errors import CkptError
 from ckpt.tools.describe import Branch, Entry
-from ckpt.tools.report import Finding, Progress, Report
+from ckpt.tools.report import Coverage, Finding, Progress, Report
 
 STYLES = {"committed": "green", "good": "green", "damaged": "bold red", "bad": "bold red", "partial": "yellow",
           "unknown": "yellow", "not verified": "yellow"}  # fmt: skip
@@ -180,6 +180,9 @@ def report_lines(report: Report) -> Iterator[str]:
     what = f"{plural(report.objects, 'object')}, {size(report.bytes)}"
     if report.verdict == "good" and report.level == "quick":
         about = f"{what}: all there in the right size; their bytes were not read (--level full does)"
+    elif report.verdict == "good" and report.level == "load":
+        proven = f"{plural(report.tensors_proven, 'tensor')} loaded and proven"
+        about = f"{what}: {proven}, {plural(report.values_decoded, 'value')} decoded in {report.seconds:.1f} s"
     elif report.verdict == "good":
         hashed = f"{plural(report.blocks_hashed, 'block')}, {size(report.bytes_hashed)} hashed"
         about = f"{what}: {hashed} in {report.seconds:.1f} s"
@@ -188,12 +191,22 @@ def report_lines(report: Report) -> Iterator[str]:
     else:
         about = safe(report.reason or "")
     yield f"{report.verdict}: {name} ({report.level}): {about}"
+    if report.coverage is not None:
+        yield f"  {_coverage(report.coverage)}"
     for f in report.findings:
         yield from _finding_lines(f)
     if report.findings_total > len(report.findings):
         yield f"  … and {report.findings_total - len(report.findings)} more like these"
     for hint in report.hints:
         yield f"  hint, no damage: {safe(hint)}"
+    for text in report.unverified:
+        yield f"  not verified: {safe(text)}"
+
+
+def _coverage(c: Coverage) -> str:
+    part = f"part {c.subset[0]} of {c.subset[1]}: " if c.subset else ""
+    before = f", {c.before} found good before (the oldest {age(c.oldest)})" if c.before else ""
+    return f"{part}{plural(c.pieces, 'piece')}: {c.now} validated now{before}, {c.left} left"
 
 
 def _finding_lines(f: Finding) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-Level = Literal["quick", "full"]
+Level = Literal["quick", "full", "load"]
 Verdict = Literal["good", "bad", "not verified"]
 
 
@@ -25,8 +25,27 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """How much of a step is known to be good: pieces of the part that was asked for. ``oldest`` is a time in UTC."""
+
+    pieces: int
+    now: int
+    before: int
+    subset: tuple[int, int] | None = None
+    oldest: str | None = None
+
+    @property
+    def left(self) -> int:
+        """Pieces that nobody has found good or bad."""
+        return self.pieces - self.now - self.before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The outcome for one checkpoint. ``reason`` says why nothing could be verified; ``hints`` are no damage."""
+    """The outcome for one checkpoint. ``reason`` says why nothing could be verified; ``hints`` are no damage.
+
+    ``unverified`` is what this level leaves open; ``ranks`` are those that wrote objects.
+    """
 
     where: str
     attempt: str | None
@@ -42,6 +61,11 @@ class Report:
     bytes_hashed: int = 0
     blocks_hashed: int = 0
     seconds: float = 0.0
+    tensors_proven: int = 0
+    values_decoded: int = 0
+    unverified: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    coverage: Coverage | None = None
 
 
 @dataclass(slots=True)

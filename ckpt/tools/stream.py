@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from ckpt.errors import StorageError
 from ckpt.format.digest import Buffer
 from ckpt.store.contract import Store
+from ckpt.store.local import LocalStore
 
 WINDOW_BYTES = 32 << 20  # fetched at once, in pieces that a store may fetch side by side
 PIECE_BYTES = 8 << 20
@@ -27,9 +28,11 @@ class Stream:
     advance: Callable[[int], None]
     at: int = 0
     _ahead: list[memoryview] = field(default_factory=list)
+    _source: Iterator[memoryview] | None = None
+    _untold: int = 0
 
     def take(self, n: int) -> Iterator[Buffer]:
-        """The next ``n`` bytes, as views."""
+        """The next ``n`` bytes, as views, each to be used before the next is asked for."""
         while n > 0:
             if not self._ahead:
                 self._fetch()
@@ -42,12 +45,27 @@ class Stream:
 
     def _fetch(self) -> None:
         lo = self.at
+        if self._source is None and isinstance(self.store, LocalStore):
+            self._source = self.store.stream(self.key, lo, self.end)
+        if self._source is not None:
+            view = next(self._source)  # what was taken of the one before is done with
+            self.seen(view)
+            self._ahead.append(view)
+            self._told(len(view))
+            return
         hi = min(lo + WINDOW_BYTES, self.end)
         ranges = [(cut, min(cut + PIECE_BYTES, hi)) for cut in range(lo, hi, PIECE_BYTES)]
         for piece in self.store.get_ranges(self.key, ranges):
             self.seen(piece)
             self._ahead.append(memoryview(piece))
         self.advance(hi - lo)
+
+    def _told(self, n: int) -> None:
+        """Tell of progress now and then only: each time takes a lock."""
+        self._untold += n
+        if self._untold >= WINDOW_BYTES or self.at + n >= self.end:
+            self.advance(self._untold)
+            self._untold = 0
 
 
 class Stopped(StorageError):

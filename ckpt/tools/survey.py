@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 
 from ckpt.errors import NotFound
 from ckpt.format.layout import Attempt
+from ckpt.tools.foreign import validate_foreign
 from ckpt.tools.gather import quarantine_reason
 from ckpt.tools.report import Level, Progress, Report, Verdict, overall
+from ckpt.tools.scrub import Budget, Scrub
 from ckpt.tools.target import Place, select
-from ckpt.tools.validate import validate, validate_foreign
+from ckpt.tools.validate import validate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,18 +33,21 @@ class Survey:
 
 
 def survey(
-    place: Place, *, step: int | None, level: Level, every: bool, progress: Progress, each: Callable[[Report], None]
-) -> Survey:
+    place: Place, *, step: int | None, level: Level, every: bool, progress: Progress, each: Callable[[Report], None],
+    budget: Budget | None = None,
+) -> Survey:  # fmt: skip
     """Validate what an address means; ``each`` hears of every report as it is made.
 
     A run without a step: the newest usable step, and older ones until one is good. ``every``: all that count.
+    ``budget``: in pieces, with what earlier validations found good; without one nothing at all is written.
     Raises ``NotFound`` where there is nothing to validate, ``Damaged`` where a base record leaves unknown what counts.
     """
     if place.kind != "run":
         if place.kind == "folder":
-            report = validate(place.store, place.prefix, level=level, progress=progress)
+            scrub = Scrub(place.store, None, level, budget) if budget else None
+            report = validate(place.store, place.prefix, level=level, progress=progress, scrub=scrub)
         else:
-            report = validate_foreign(place.store, place.prefix, level)
+            report = validate_foreign(place.store, place.prefix, place.name, level, progress)
         each(report)
         return Survey(where=place.where, level=level, reports=(report,))
     assert place.listing is not None
@@ -60,9 +65,10 @@ def survey(
                        hint=f"ckpt ls {place.store.url} --all")  # fmt: skip
     reports: dict[Attempt, Report] = {}
     for attempt in plan:
-        reports[attempt] = _report(place, attempt, level, progress)
+        reports[attempt] = _report(place, attempt, level, progress, budget)
         each(reports[attempt])
-        if reports[attempt].verdict == "good" and not every:
+        verdict = reports[attempt].verdict
+        if not every and (verdict == "good" or (budget is not None and verdict != "bad")):
             break
     good, proof = _newest_good(place, usable, reports, level, look=one)
     return Survey(
@@ -71,7 +77,7 @@ def survey(
     )  # fmt: skip
 
 
-def _report(place: Place, attempt: Attempt, level: Level, progress: Progress) -> Report:
+def _report(place: Place, attempt: Attempt, level: Level, progress: Progress, budget: Budget | None) -> Report:
     assert place.listing is not None
     if attempt not in place.listing.commits:
         return Report(
@@ -82,7 +88,8 @@ def _report(place: Place, attempt: Attempt, level: Level, progress: Progress) ->
             verdict="not verified",
             reason="this attempt was never committed: it may be unfinished",
         )
-    report = validate(place.store, attempt.prefix, level=level, attempt=attempt, progress=progress)
+    scrub = Scrub(place.store, attempt, level, budget) if budget else None
+    report = validate(place.store, attempt.prefix, level=level, attempt=attempt, progress=progress, scrub=scrub)
     if report.verdict == "bad" and place.catalog.gone(attempt):
         return replace(report, verdict="not verified", reason="the step was retired while it was checked", findings=(),
                        findings_total=0)  # fmt: skip
@@ -99,7 +106,8 @@ def _newest_good(
     for a in usable:
         if a in reports:
             if reports[a].verdict == "good":
-                return a, level
+                seen = reports[a].coverage
+                return a, "quick" if seen is not None and seen.subset is not None else level
         elif look and validate(place.store, a.prefix, level="quick", attempt=a).verdict == "good":
             return a, "quick"
     return None, level

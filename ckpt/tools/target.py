@@ -10,12 +10,14 @@ from typing import Any, Literal
 
 from ckpt.catalog import Catalog, Listing
 from ckpt.errors import NotFound, Refused
+from ckpt.foreign.safetensors import SUFFIX
 from ckpt.format import layout
 from ckpt.format.layout import Attempt
 from ckpt.store import open_store, refuse_object
 from ckpt.store.contract import Store
+from ckpt.tools.foreign import find_safetensors
 
-Kind = Literal["run", "folder", "plain DCP"]
+Kind = Literal["run", "folder", "plain DCP", "safetensors"]
 
 _STEP = re.compile(r"(.*[^/])@(\d{1,12})")
 _FOLDER = re.compile(r"(?:(.*)/)?(steps/\d{12}/e[0-9a-f.]+-\d+)/*")
@@ -55,13 +57,17 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What was found there. ``prefix`` is the checkpoint folder's (in a run: of the attempt that the URL names)."""
+    """What was found there. ``prefix`` is the checkpoint folder's (in a run: of the attempt that the URL names).
+
+    ``name`` is the file to open, of safetensors.
+    """
 
     kind: Kind
     store: Store
     prefix: str = ""
     attempt: Attempt | None = None
     listing: Listing | None = None
+    name: str = ""
 
     @property
     def catalog(self) -> Catalog:
@@ -81,7 +87,8 @@ def locate(address: Address) -> Place:
     """
     place = _locate(address)
     if address.step is not None and (place.kind != "run" or place.attempt is not None):
-        raise Refused(f"{place.where} is one checkpoint already, so @{address.step} selects nothing")
+        raise Refused(f"{place.where} is one checkpoint already, so @{address.step} selects nothing",
+                      hint=f"leave @{address.step} out")  # fmt: skip
     return place
 
 
@@ -93,6 +100,8 @@ def _locate(address: Address) -> Place:
         if listing.commits or listing.epochs:
             return Place(kind="run", store=store, prefix=attempt.prefix, attempt=attempt, listing=listing)
         return _alone(store, attempt.prefix)
+    if address.url.endswith(SUFFIX) and (one := _one_file(address)) is not None:
+        return one
     store = open_store(address.url, client=address.client, **address.options)
     listing = Catalog(store).listing()
     if listing.commits or listing.epochs or store.list(layout.STEPS):
@@ -101,11 +110,22 @@ def _locate(address: Address) -> Place:
     return _alone(store, "")
 
 
+def _one_file(address: Address) -> Place | None:
+    """The safetensors file that a URL names; None where it is a folder, or nothing."""
+    folder, _, name = address.url.rpartition("/")
+    store = open_store(folder or ".", client=address.client, **address.options)
+    if any(e.key == name for e in store.list(name)):
+        return Place(kind="safetensors", store=store, name=name)
+    return None
+
+
 def _alone(store: Store, prefix: str) -> Place:
     kinds: dict[str, Kind] = {layout.MANIFEST: "folder", layout.METADATA: "plain DCP"}
     for name, kind in kinds.items():
         if any(e.key == prefix + name for e in store.list(prefix + name)):
             return Place(kind=kind, store=store, prefix=prefix)
+    if (file := find_safetensors(store, prefix)) is not None:
+        return Place(kind="safetensors", store=store, prefix=prefix, name=file)
     raise NotFound(
         f"there is no run and no checkpoint at {store.url.rstrip('/')}/{prefix}".rstrip("/"),
         facts=[("looked for", "epochs/, commits/, steps/, manifest.json, .metadata: none is there")],

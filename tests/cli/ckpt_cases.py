@@ -10,13 +10,14 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from ckpt import cli
 from ckpt.format.layout import parse_attempt
-from ckpt.format.manifest import Mark, dump
+from ckpt.format.manifest import Mark, dump, load_claim, utc_now
 from tests.corpus.golden import GOLDEN_V1
 from tests.corpus.recipes import FOLDER, OTHER, Step
 
@@ -46,10 +47,7 @@ def mixed(run: Path) -> None:
         path = run / (attempt.quarantine_key if kind == "quarantine" else attempt.retire_key)
         path.parent.mkdir()
         path.write_bytes(dump("mark", mark))
-    shutil.copy(run / "epochs/00000002.json", run / "epochs/00000003.json")
-    Step(run).run.joinpath("epochs/00000003.json").write_text(
-        (run / "epochs/00000002.json").read_text().replace("e00000002", "e00000003")
-    )
+    starting(run)
 
 
 def damaged(run: Path) -> None:
@@ -71,6 +69,41 @@ def claimed(run: Path) -> None:
     for name in ("commits", "steps", "epochs/00000002.base.json", "epochs/00000002.json"):
         path = run / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def interrupted(run: Path) -> None:
+    """A retirement that was interrupted before the grace period ended, and one after it."""
+    for name in ("000000000001-e00000001-0", "000000000000-e00000001-0"):
+        attempt = parse_attempt(name)
+        mark = Mark(attempt=name, reason="retired by the keep policy", epoch="e00000002",
+                    created=utc_now() if attempt.step else "2026-11-30T21:00:00Z")  # fmt: skip
+        (run / attempt.retire_key).parent.mkdir(exist_ok=True)
+        (run / attempt.retire_key).write_bytes(dump("mark", mark))
+    shutil.copytree(run / OTHER, run / "steps/000000000000/e00000001-0")
+    (run / "commits/000000000001-e00000001-0.json").unlink()
+
+
+def starting(run: Path) -> None:
+    """A start that has claimed an epoch and not chosen a step yet."""
+    old = load_claim((run / "epochs/00000002.json").read_bytes(), "")
+    (run / "epochs/00000003.json").write_bytes(dump("claim", replace(old, epoch="e00000003")))
+
+
+def one_step(run: Path) -> None:
+    """Only the first step is there."""
+    for name in ("commits/000000000002-e00000002-0.json", "epochs/00000002.json", "epochs/00000002.base.json"):
+        (run / name).unlink()
+    shutil.rmtree(run / FOLDER)
+
+
+def wrong_value(run: Path) -> None:
+    """Bytes that are as the digests say, and a fingerprint that is not that of the tensor."""
+
+    def edit(manifest: dict[str, Any]) -> None:
+        manifest["tensors"]["model.fine"]["fingerprint"] = "fp1:" + "0" * 32
+        manifest["tensors"].update({"model.count": manifest["tensors"]["model.count"] | {"fingerprint": None}})
+
+    Step(run).edit("manifest.json", edit)
 
 
 def empty(run: Path) -> None:
@@ -145,6 +178,90 @@ class Case:
 
 CASES = [
     Case("help", whole, ("--help", "ls --help", "inspect --help", "validate --help")),
+    Case("help-marks", whole, ("newest-valid -h", "quarantine -h", "prune -h", "doctor -h")),
+    Case(
+        "newest-valid",
+        whole,
+        ("newest-valid RUN", "newest-valid RUN --level full", "newest-valid RUN --json", "newest-valid RUN@2"),
+    ),
+    Case("newest-valid-mixed", mixed, ("newest-valid RUN", "newest-valid RUN --json")),
+    Case("newest-valid-damaged", damaged, ("newest-valid RUN --level full",)),
+    Case("newest-valid-none", hopeless, ("newest-valid RUN", "newest-valid RUN --json")),
+    Case("newest-valid-other", alone, ("newest-valid RUN", "quarantine RUN --reason x", "prune RUN --keep latest:1")),
+    Case("newest-valid-newer", newer, ("newest-valid RUN",)),
+    Case(
+        "quarantine",
+        whole,
+        (
+            "quarantine RUN@2 --reason spike",
+            "newest-valid RUN",
+            "quarantine RUN@2 --reason spike",
+            "quarantine RUN@1 --reason spike",
+            "validate RUN@2 --level full",
+            "quarantine RUN@2 --lift",
+            "quarantine RUN@2 --lift",
+            "quarantine RUN@1 --reason spike --json",
+            "quarantine RUN@1 --lift --json",
+            "quarantine RUN --reason spike",
+            "quarantine RUN@2",
+            "quarantine RUN@7 --reason spike",
+        ),
+    ),
+    Case(
+        "quarantine-damaged",
+        damaged,
+        ("quarantine RUN@2 --reason bad", "quarantine RUN@2 --lift", "quarantine RUN@2 --lift --force"),
+    ),
+    Case("quarantine-only", one_step, ("quarantine RUN@1 --reason x", "quarantine RUN@1 --reason x --force")),
+    Case(
+        "prune",
+        whole,
+        (
+            "prune RUN --keep latest:1",
+            "prune RUN --keep latest:1,every:1,tail:2 --json",
+            "prune RUN --keep latest:1 --apply --grace 1h",
+            "ls RUN --all",
+            "prune RUN --keep latest:1 --apply --grace 0s --json",
+            "prune RUN --keep latest:1 --apply",
+            "prune RUN --keep best:1",
+            "prune RUN --keep latest:1 --grace 10",
+            "prune RUN",
+        ),
+    ),
+    Case("prune-mixed", mixed, ("prune RUN --keep latest:1",)),
+    Case("prune-damaged", damaged, ("prune RUN --keep latest:1 --apply",)),
+    Case("prune-starting", starting, ("prune RUN --keep latest:1", "prune RUN --keep latest:1 --apply")),
+    Case(
+        "prune-interrupted",
+        interrupted,
+        (
+            "ls RUN --all",
+            "prune RUN --keep latest:1 --apply",
+            "prune RUN --keep latest:1 --apply --grace 0s",
+            "ls RUN --all",
+        ),
+    ),
+    Case("prune-nothing", claimed, ("prune RUN --keep latest:1",)),
+    Case(
+        "validate-load",
+        whole,
+        ("validate RUN --level load", "validate RUN@1 --level load --json"),
+    ),
+    Case("validate-load-damaged", damaged, ("validate RUN@2 --level load",)),
+    Case("validate-load-wrong", wrong_value, ("validate RUN@2 --level load", "validate RUN@2 --level full")),
+    Case(
+        "validate-scrub",
+        whole,
+        (
+            "validate RUN --level full --subset 1/2",
+            "validate RUN --level full --max-duration 0s --all",
+            "validate RUN --level full --max-duration 10m --all",
+            "validate RUN --level full --max-age 7d --json",
+            "validate RUN --subset 1/2",
+            "validate RUN --level full --subset 3/2",
+        ),
+    ),
+    Case("doctor", whole, ("doctor RUN", "doctor RUN --json")),
     Case(
         "usage",
         whole,
@@ -246,8 +363,17 @@ def _lines(call: str, run: Path) -> Iterator[str]:
 def _plain(text: str, run: Path) -> list[str]:
     text = text.replace(f"file://{run}", "URL").replace(str(run), "RUN")
     text = re.sub(r"cannot list URL/\w+/", "cannot list URL/", text)
+    text = re.sub(r" in [\d,]+ ms", " in 0 ms", text)
+    text = re.sub(r"[\d,.]+ GiB of [\d,.]+ GiB free, [\d,]+ files", "FREE", text)
+    text = re.sub(r"[\d,]+ a second", "N a second", text)
+    text = re.sub(r"(file system +)\w+,", r"\1KIND,", text)
+    text = re.sub(r'("what": ")\w+(, on this host)', r"\1KIND\2", text)
+    text = re.sub(r"(retired|claimed) +\d+ (s|min) ago", r"\1  0 s ago", text)
+    text = re.sub(r'"oldest": "[^"]+"', '"oldest": "TIME"', text)
+    text = re.sub(r"readers have \d+ (s|min) more", "readers have 0 s more", text)
+    text = re.sub(r"by hand, [\dTZ:.-]+", "by hand, TIME", text)
     text = re.sub(r'"seconds": [\d.]+', '"seconds": 0', text)
-    return re.sub(r"hashed in [\d.]+ s", "hashed in 0.0 s", text).rstrip("\n").splitlines()
+    return re.sub(r"(hashed|decoded) in [\d.]+ s", r"\1 in 0.0 s", text).rstrip("\n").splitlines()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,10 @@ def test_every_json_answer_is_one_document_with_a_schema() -> None:
                 lines = part.split("\n")[1:]
                 document = json.loads("\n".join(x for x in lines if not x.startswith("!")).rsplit("[", 1)[0])
                 schemas.add(document["schema"])
-    assert schemas == {"ckpt.ls/1", "ckpt.inspect/1", "ckpt.validate/1", "ckpt.error/1"}
+    assert schemas >= {
+        "ckpt.ls/1", "ckpt.inspect/1", "ckpt.validate/1", "ckpt.error/1", "ckpt.newest-valid/1", "ckpt.quarantine/1",
+        "ckpt.prune/1", "ckpt.doctor/1",
+    }  # fmt: skip
 
 
 # --- torch stays out ------------------------------------------------------------------------------------------
@@ -59,6 +63,8 @@ LOOKING = [
     ["inspect", "PLAIN", "--tensors"],
     ["validate", "RUN", "--level", "quick"],
     ["validate", "RUN", "--level", "full"],
+    ["newest-valid", "RUN", "--level", "full"],
+    ["prune", "RUN", "--keep", "latest:1"],
 ]
 
 
@@ -133,7 +139,7 @@ def test_storage_options_reach_the_store(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_a_bug_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("ckpt.tools.commands.locate", lambda address: 1 / 0)
+    monkeypatch.setattr("ckpt.tools.commands.show.locate", lambda address: 1 / 0)
     assert cli.run(["ls", str(GOLDEN_V1)]) == 70
     said = capsys.readouterr()
     assert "ZeroDivisionError" in said.err
@@ -149,6 +155,7 @@ def test_a_store_that_fails_is_no_damage(monkeypatch: pytest.MonkeyPatch, capsys
         raise StorageError("the disk is on fire")
 
     monkeypatch.setattr("ckpt.store.local.LocalStore.get_ranges", fail)
+    monkeypatch.setattr("ckpt.store.local.LocalStore.stream", fail)
     assert cli.run(["validate", str(GOLDEN_V1), "--level", "full"]) == 5
     said = capsys.readouterr()
     assert "the disk is on fire" in said.err
@@ -171,15 +178,15 @@ def test_the_first_failure_of_many_reads_ends_all(
     )
     step.reseal(*names)
     assert cli.run(["validate", f"{run}@2", "--level", "full"]) == 0
-    real, calls = LocalStore.get_ranges, []
+    real, calls = LocalStore.stream, []
 
-    def failing(self: LocalStore, key: str, ranges: list[tuple[int, int]]) -> list[bytes]:
+    def failing(self: LocalStore, key: str, start: int, end: int) -> Iterator[memoryview]:
         calls.append(key)
         if len(calls) >= fails:
             raise StorageError("the disk is on fire")
-        return real(self, key, ranges)
+        return real(self, key, start, end)
 
-    monkeypatch.setattr(LocalStore, "get_ranges", failing)
+    monkeypatch.setattr(LocalStore, "stream", failing)
     assert cli.run(["validate", f"{run}@2", "--level", "full"]) == 5
     assert "the disk is on fire" in capsys.readouterr().err
     assert len(calls) < fails + 20
@@ -190,16 +197,16 @@ def test_the_first_failure_of_many_reads_ends_all(
 
 def test_a_fault_on_the_way_is_a_hint_not_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(str(GOLDEN_V1))
-    real, calls = type(store).get_ranges, []
+    real, calls = LocalStore.stream, []
 
-    def flaky(self: object, key: str, ranges: list[tuple[int, int]]) -> list[bytearray]:
-        pieces = [bytearray(p) for p in real(self, key, ranges)]
+    def flaky(self: LocalStore, key: str, start: int, end: int) -> Iterator[memoryview]:
         calls.append(key)
-        if len(calls) == 1:
-            pieces[0][700] ^= 1
-        return pieces
+        for n, piece in enumerate(real(self, key, start, end)):
+            if n == 0 and len(calls) == 1:
+                piece[700] ^= 1
+            yield piece
 
-    monkeypatch.setattr(type(store), "get_ranges", flaky)
+    monkeypatch.setattr(LocalStore, "stream", flaky)
     report = validate(store, FOLDER + "/", level="full")
     assert (report.verdict, report.findings) == ("good", ())
     assert "wrong once and right when read again" in report.hints[0]

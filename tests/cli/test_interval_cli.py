@@ -5,15 +5,18 @@ Golden files hold what is printed; rewrite them with ``GOLDEN=write pytest tests
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 from click.testing import CliRunner
 
 from elastic.cli import COMMANDS, cli
 
+TIERED = "--mtbf 3h --save 60s --tier memory:2s:0s:80%:1min"
 GOLDEN = Path(__file__).parent / "golden"
 LLAMA = "--gpus 16384 --rate 3.79/1000nd --stall 5s --persist 2min --detect 4min --reschedule 1min --load 10min"
 CASES = {
@@ -53,8 +56,9 @@ def test_golden(name):
 
 def test_the_answer_for_a_large_job_fits_a_screen():
     lines = run(CASES["interval_llama3"]).stdout.splitlines()
-    assert len(lines) <= 26
+    assert len(lines) <= 24
     assert max(map(len, lines)) < 80
+    assert lines[-1] == 'In code: elastic.Run(url, state, every="27 steps"), or every="auto".'
     assert lines[0].startswith("Save every 27 steps (5.58 min)")
 
 
@@ -87,6 +91,30 @@ def test_the_answer_for_a_large_job_fits_a_screen():
         ("interval --mtbf 3h --save 4s --target-goodput 2", "a share between 0 and 1"),
         ("interval --mtbf 3h --save 4s --shape 0.7 --notice-share 50%", "not modelled"),
         ("interval --mtbf 3h --save 4s --align 50", "--step: give"),
+        ("interval --mtbf 3h --save 40", "seconds? write it with its unit"),
+        ("interval --mtbf 3h --save 0s", "saving that costs nothing has no best interval: give --stall"),
+        ("interval --mtbf 3h --save -4s", "--stall is -4.0: give"),
+        ("interval --mtbf 3h --save nan", "is not a duration"),
+        ("interval --mtbf 3h --save inf", "is not a duration"),
+        ("interval --failures -1 --exposure 24h --save 4s", "a whole number of at least 0"),
+        ("interval --failures 3 --exposure 0s --save 4s", "--exposure is 0.0: give the job's up-time"),
+        ("interval --rate nan/1000nd --gpus 8 --save 4s", "like 3.79/1000nd"),
+        ("interval --mtbf 3h --bytes 2TB --bandwidth 0GB/s", "--bytes and --bandwidth are above zero"),
+        ("interval --mtbf 3h --bytes 2TB --bandwidth 1GB/s --stall 1s --persist 9s", "give one of them"),
+        ("interval --mtbf 3h --save 4s --slowdown 5%", "--slowdown without --persist slows nothing"),
+        ("interval --mtbf 3h --save 4s --slowdown 100% --persist 9s", "from 0 to below 1"),
+        ("interval --mtbf 3h --save 4s --min 2h --max 1h", "--min is above --max"),
+        ("interval --mtbf 3h --save 4s --shape 0.7 --lognormal 1", "give one of them"),
+        ("interval --mtbf 3h --save 4s --silent-mtbf 9d", "silent errors need both"),
+        ("interval --mtbf 3h --save 4s --per-save-usd 1", "give --gpus or --nodes and --price"),
+        ("interval --mtbf 3h --save 4s --gpus 0", "give a whole number of at least 1"),
+        ("interval --mtbf 3h --save 4s --price nan --gpus 8", "--price is nan: give"),
+        (f"interval {TIERED} --notice-share 50%", "--tier with --notice-share is not modelled"),
+        (f"interval {TIERED} --commit next-save", "--tier with --commit is not modelled"),
+        (f"interval {TIERED} --shape 0.7", "--tier with --shape is not modelled"),
+        (f"plan --gpus 64 {TIERED} --commit next-save", "--tier with --commit is not modelled"),
+        ("interval --mtbf 3h --save 4s -o anon=true", "give --from URL"),
+        ("interval --mtbf 3h --save 4s --svg /nonexistent/x.svg", "cannot be written: No such file"),
         ("plan --mtbf 3h --save 4s", "starts from a size"),
         ("plan --gpus 64 --save 4s --params 7B", "belong together"),
         ("plan --gpus 64 --save 4s --measured 64:1s", "two sizes"),
@@ -133,6 +161,29 @@ def test_plan_json_and_page(tmp_path):
     html = page.read_text(encoding="utf-8")
     assert html.count("<polyline") == 8
     assert "http" not in html.replace("doctype html", "")
+
+
+def test_interval_picture(tmp_path):
+    svg, html = tmp_path / "interval.svg", tmp_path / "interval.html"
+    line = f"interval --failures 3 --exposure 24h --save 40s --step 3s --current 2000steps --svg {svg} --html {html}"
+    result = run(line)
+    assert (result.exit_code, result.stderr) == (0, f"wrote {svg}\nwrote {html}\n")
+    picture, page = svg.read_text(encoding="utf-8"), html.read_text(encoding="utf-8")
+    root = ET.fromstring(picture)
+    texts = ["".join(e.itertext()) for e in root.iter() if e.tag.endswith("}text")]
+    for name in ("best: 23 min", "Young: 23.4 min", "Daly: 23 min", "in use: 100 min"):
+        assert [t for t in texts if t.startswith(name)], name
+    band = next(e for e in root.iter() if e.tag.endswith("}polygon"))
+    curve = next(e for e in root.iter() if e.tag.endswith("}polyline"))
+    ys = [float(p.split(",")[1]) for p in curve.get("points").split()]
+    assert abs(ys.index(min(ys)) - len(ys) // 2) <= 3  # the best interval is in the middle, and as high as any
+    assert len(band.get("points").split()) == 2 * len(ys)
+    assert picture.strip() in page
+    for text in (picture.replace('xmlns="http://www.w3.org/2000/svg"', ""), page.replace("http://www.w3.org", "")):
+        assert not re.search(r"https?:|src=|<script|<link|@import|url\(", text)
+    known = tmp_path / "known.svg"
+    assert run(f"interval --mtbf 6h --save 40s --svg {known}").exit_code == 0
+    assert "polygon" not in known.read_text()
 
 
 def test_published_walls():

@@ -76,7 +76,7 @@ def test_damaged_base_record_leaves_unknown_what_counts(run: Path, capsys: pytes
     assert cli.run(["ls", str(run)]) == 1
     said = capsys.readouterr()
     assert said.out.count("unknown") == 2
-    assert "epochs/00000002.base.json is not JSON" in said.err
+    assert "epochs/00000002.base.json does not end with its digest" in said.err
     assert cli.run(["validate", str(run)]) == 1
 
 

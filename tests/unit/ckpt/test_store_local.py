@@ -10,15 +10,17 @@ import subprocess
 import sys
 import textwrap
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from ckpt.errors import NoContainer, ObjectMissing, Refused, StorageError
-from ckpt.store import Entry, Store, open_store
+from ckpt.errors import Incomplete, NoContainer, ObjectMissing, Refused, StorageError
+from ckpt.store import Entry, Store, local, open_store
 from ckpt.store.keys import TEMP_PREFIX
+from ckpt.store.local import LocalStore
 from ckpt.testing import StoreTests, parallel
 
 MIB = 1 << 20
@@ -256,3 +258,46 @@ def test_a_disk_that_gets_full_is_told_of_in_advance(tmp_path: Path) -> None:
     assert "needs" in lines[refused + 1]
     assert "newest 000000000002-e00000001-0" in lines
     assert "left []" in lines
+
+
+# --- what asks for more than there is -------------------------------------------------------------------------
+
+
+def test_ranges_beyond_the_end_take_no_memory(tmp_path: Path) -> None:
+    """An index may lie about sizes: nothing is allocated before the file is known to have as much."""
+    store = LocalStore(str(tmp_path))
+    store.put("object", [bytes(1000)])
+    tracemalloc.start()
+    try:
+        for ranges in ([(0, 1 << 40)], [(0, 10), (500, 1 << 33)], [(1 << 50, (1 << 50) + 9)]):
+            with pytest.raises(Incomplete, match="ends at byte 1000"):
+                store.get_ranges("object", ranges)
+            with pytest.raises(Incomplete, match="ends at byte 1000"):
+                list(store.stream("object", *ranges[-1]))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_stream_is_the_bytes_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_STREAM_BYTES", 7)
+    store = LocalStore(str(tmp_path))
+    data = bytes(range(100))
+    store.put("object", [data])
+    for start, end in ((0, 100), (3, 97), (5, 6), (4, 4), (100, 100)):
+        pieces = [bytes(piece) for piece in store.stream("object", start, end)]
+        assert b"".join(pieces) == data[start:end]
+        assert all(len(piece) <= 7 for piece in pieces)
+    with pytest.raises(ObjectMissing):
+        list(store.stream("absent", 0, 1))
+
+
+def test_a_file_that_shrinks_under_a_stream_is_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_STREAM_BYTES", 10)
+    store = LocalStore(str(tmp_path))
+    store.put("object", [bytes(100)])
+    stream = store.stream("object", 0, 100)
+    next(stream)
+    os.truncate(tmp_path / "object", 25)
+    with pytest.raises(Incomplete, match="ends at byte 25"):
+        list(stream)

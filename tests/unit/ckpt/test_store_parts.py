@@ -8,12 +8,13 @@ import random
 import subprocess
 import sys
 import time
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt.errors import AccessDenied, NoContainer, ObjectMissing, Refused, StorageError, Unreachable
+from ckpt.errors import AccessDenied, Incomplete, NoContainer, ObjectMissing, Refused, StorageError, Unreachable
 from ckpt.store import Entry, conditional_put_works, open_store
 from ckpt.store.memory import MemoryStore
 from ckpt.store.options import translator
@@ -331,3 +332,24 @@ def test_errors_travel_between_processes() -> None:
     again = pickle.loads(pickle.dumps(caught.value))
     assert type(again) is ObjectMissing
     assert str(again) == str(caught.value)
+
+
+def test_ranges_beyond_the_end_take_no_memory() -> None:
+    """An index may lie about sizes: a long range is taken at its word only once its last byte was fetched."""
+    asked = []
+
+    def fetch(start: int, end: int) -> bytes:
+        asked.append((start, end))
+        if end > len(SOURCE):
+            raise Incomplete("past the end")
+        return SOURCE[start:end]
+
+    for ranges in ([(0, 1 << 50)], [(0, 10), (500, 1 << 40)], [(0, 60 << 20), (0, 60 << 20)]):
+        asked.clear()
+        tracemalloc.start()
+        with pytest.raises(Incomplete):
+            read_ranges(fetch, ranges)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 1 << 20
+        assert asked == [(ranges[-1][1] - 1, ranges[-1][1])]

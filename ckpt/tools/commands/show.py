@@ -1,4 +1,4 @@
-"""The commands ``ls``, ``inspect`` and ``validate``: read, describe, print."""
+"""The commands ``ls`` and ``inspect``: read records, describe, print."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from typing import Any
 import click
 
 from ckpt.errors import NotFound
-from ckpt.tools import describe, gather, inspection, render, survey
+from ckpt.tools import describe, gather, inspection, render
 from ckpt.tools.inspection import Inspection
 from ckpt.tools.options import STATUSES, Settings, common
-from ckpt.tools.report import Level, Report
 from ckpt.tools.target import Address, Place, locate
-
-VERDICT_STATUS = {"good": 0, "bad": 1, "not verified": 3}
 
 
 @click.command(epilog=STATUSES)
@@ -217,71 +214,3 @@ def _facts(seen: Inspection) -> Iterator[tuple[str, str]]:
     yield "fingerprint", seen.fingerprint or "not verified (none was recorded)"
     if seen.references:
         yield "refers to", ", ".join(seen.references)
-
-
-# --- validate -------------------------------------------------------------------------------------------------
-
-
-@click.command(epilog=STATUSES)
-@click.argument("url", metavar="URL[@STEP]")
-@click.option("--level", type=click.Choice(["quick", "full"]), default="quick", show_default=True,
-              help="quick: records, presence, sizes.  full: every block of every object is hashed.")  # fmt: skip
-@click.option("--all", "every", is_flag=True, help="Every step that counts, not only down to the newest good one.")
-@common
-@click.pass_obj
-def validate(
-    settings: Settings, url: str, level: Level, every: bool, client: str | None, options: dict[str, Any]
-) -> int:
-    """Check a checkpoint against its records and checksums.
-
-    Every object, tensor and rank that differs from what was saved is named. URL is a run (the newest usable step,
-    and older ones until one is good; or the step after "@"), an attempt's folder, or a folder that
-    ckpt.ObjectWriter wrote. The verdict is good, bad, or not verified; a plain DCP folder has nothing to be
-    verified against. Nothing is changed and no code from a file is run. Checksums are XXH3-128: they find
-    accidents, not attackers.
-
-    \b
-    Examples:  ckpt validate s3://bucket/run42 --level full
-               ckpt validate /data/run42@42000 --json
-    """
-    address = Address.parse(url, client=client, options=options)
-    if every and address.step is not None:
-        raise click.UsageError(f"--all means every step, @{address.step} one: give one of them")
-    place = locate(address)
-    with render.progress(f"validate {level}") as progress:
-        outcome = survey.survey(place, step=address.step, level=level, every=every, progress=progress,
-                                 each=lambda report: _print_report(settings, report))  # fmt: skip
-    next_lines = _next(outcome, address, address.of_run(place))
-    if settings.json:
-        print(render.as_json("ckpt.validate/1", {
-            "url": outcome.where, "level": outcome.level, "verdict": outcome.verdict,
-            "newest_good": outcome.newest_good, "newest_good_level": outcome.newest_good_level,
-            "checkpoints": outcome.reports, "next": next_lines,
-        }))  # fmt: skip
-    else:
-        if outcome.is_run:
-            proof = f" ({outcome.newest_good_level})" if outcome.newest_good_level else ""
-            found = "none" if outcome.newest_good is None else str(outcome.newest_good)
-            render.print_lines(["", f"newest good step: {found}{proof}"])
-        render.print_lines(f"next: {line}" for line in next_lines)
-    return VERDICT_STATUS[outcome.verdict]
-
-
-def _print_report(settings: Settings, report: Report) -> None:
-    if not settings.json:
-        render.print_lines(render.report_lines(report))
-        sys.stdout.flush()
-
-
-def _next(outcome: survey.Survey, address: Address, run: Address) -> list[str]:
-    """What to do now, as lines to paste."""
-    if outcome.verdict == "good":
-        return [] if outcome.level == "full" else [address.paste("validate", address.step, "--level full")]
-    if not outcome.is_run:
-        return [address.paste("inspect")]
-    lines = [run.paste("ls", flags="--all")]
-    if outcome.level == "quick" or outcome.newest_good_level == "quick":
-        lines.append(run.paste("validate", outcome.newest_good, "--level full"))
-    elif outcome.newest_good is None:
-        lines.append(run.paste("validate", flags="--level full --all"))
-    return lines
