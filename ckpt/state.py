@@ -20,10 +20,11 @@ from torch.distributed.tensor import DTensor
 
 from ckpt.engine.planner import Atomic, StateDict
 from ckpt.errors import Mismatch, Refused
-from ckpt.format.manifest import Manifest
+from ckpt.format.manifest import ADOPTED, Manifest
 from ckpt.rng import Rng
 
 PLAIN = (type(None), bool, int, float, str, bytes)
+RUN = "run"  # the entry of ``keep_aside``
 CONTAINERS = (dict, list, tuple, set, OrderedDict, Counter, torch.Size)
 _PER_RANK = re.compile(r"rank\d{5}")
 
@@ -58,12 +59,24 @@ class State:
     def __init__(self, **entries: Any) -> None:
         if "rng" in entries:
             raise Refused("'rng' is the name of the random streams, which every State holds already")
+        if RUN in entries:
+            raise Refused(f"{RUN!r} is the name of what the run loop keeps in a step: give the entry another one")
         if bad := [k for k in entries if "." in k]:
             raise Refused(f"entry names have no dots: {', '.join(bad)}")
         self.entries: dict[str, Any] = dict(entries)
         self.rng = Rng()
         modules = {k: v for k, v in entries.items() if isinstance(v, torch.nn.Module)}
         self._parts = {k: _part(k, v, modules) for k, v in entries.items()}
+        self._aside: _Stateful | None = None
+        self.absent: tuple[str, ...] = ()  # of an adopted step: entries that the last load left as they were built
+
+    def keep_aside(self, keeper: Any | None) -> None:
+        """Save what ``keeper`` knows (``state_dict``, ``load_state_dict``) in every step, beside the training state.
+
+        For run loops; None ends it. It is restored where the step has it; steps without it, and States that keep
+        nothing, fit all the same. What it saves is the same on all ranks.
+        """
+        self._aside = None if keeper is None else _Stateful(keeper)
 
     def __getitem__(self, name: str) -> Any:
         part = self._parts[name]
@@ -84,6 +97,8 @@ class State:
                 content = {rank_key(rank): content}
             out[name] = _plain_atoms(content, name)
         out["rng"] = {rank_key(rank): Atomic(self.rng.capture())}
+        if self._aside is not None:
+            out[RUN] = _plain_atoms(self._aside.capture(), RUN)
         return out
 
     def target(self, manifest: Manifest, rank: int) -> tuple[StateDict, set[str]]:
@@ -94,7 +109,10 @@ class State:
         dtypes = {k: t.dtype for k, t in manifest.tensors.items()}
         flat: StateDict = {}
         left_out: set[str] = set()
+        self.absent = self._absent(manifest, sizes)
         for name, part in self._parts.items():
+            if name in self.absent:
+                continue
             below = {k.removeprefix(f"{name}."): s for k, s in sizes.items() if k.startswith(f"{name}.")}
             if isinstance(part, _Generator):
                 left_out |= {f"{name}.{k}" for k in below if k != rank_key(rank)}
@@ -107,6 +125,10 @@ class State:
         mine = f"rng.{rank_key(rank if manifest.world_size > rank else 0)}"
         if mine in streams:
             flat[mine] = None
+        if RUN in manifest.values and self._aside is not None:
+            flat[RUN] = None
+        elif RUN in manifest.values:
+            left_out.add(RUN)
         return flat, left_out | (streams - {mine})
 
     def apply(self, flat: StateDict, *, step: int, rank: int, world_then: int, world_now: int) -> str:
@@ -115,6 +137,8 @@ class State:
         Returns "restored" where each rank got its own streams, "derived" where the number of ranks changed.
         """
         for name, part in self._parts.items():
+            if name in self.absent:
+                continue
             loaded = {k.removeprefix(name).removeprefix("."): v for k, v in flat.items()
                       if k == name or k.startswith(f"{name}.")}  # fmt: skip
             if isinstance(part, _Generator):
@@ -123,6 +147,8 @@ class State:
                                    hint="per-rank generators cannot be carried to another number of ranks")  # fmt: skip
                 loaded = {"": loaded[rank_key(rank)]}
             part.apply(loaded)
+        if RUN in flat and self._aside is not None:
+            self._aside.apply({"": flat[RUN]})
         saved = next((v for k, v in flat.items() if k.startswith("rng.")), None)
         if saved is None:
             return "not in the step"
@@ -131,6 +157,13 @@ class State:
             return "restored"
         self.rng.derive(int(saved["seed"]), step, rank)
         return "derived"
+
+    def _absent(self, manifest: Manifest, keys: Iterable[str]) -> tuple[str, ...]:
+        """Entries of which an adopted step has nothing at all; a module is never one of them."""
+        if ADOPTED not in manifest.writer:
+            return ()
+        known = {k.split(".")[0] for k in keys}
+        return tuple(k for k, part in self._parts.items() if k not in known and not isinstance(part, _Module))
 
     def restore_rng(self) -> None:
         """Set the random streams again to what the last load gave them; no effect on a fresh run.
@@ -146,6 +179,13 @@ class State:
             k: value_digest(v.value)
             for k, v in _atoms(captured)
             if not (k.split(".")[0] in own and _PER_RANK.fullmatch(k.split(".")[-1]))
+        }
+
+    def own_values(self, rank: int) -> dict[str, Any]:
+        """The random streams and generators of this rank as they are now, by their keys in a step."""
+        own = {name: part.capture() for name, part in self._parts.items() if isinstance(part, _Generator)}
+        return {f"{k}.{rank_key(rank)}": v.value for k, v in own.items()} | {
+            f"rng.{rank_key(rank)}": self.rng.capture()
         }
 
     def buffers(self) -> set[str]:

@@ -8,15 +8,19 @@ if TYPE_CHECKING:
     from elastic.data import ElasticSampler
     from elastic.determinism import LogicalShards
     from elastic.membership import init
+    from elastic.notices import NoticeUrl, StopFile, TimeLimit
     from elastic.run import Run, Step
 
-__all__ = ["ElasticSampler", "LogicalShards", "Run", "Step", "init"]
+__all__ = ["ElasticSampler", "LogicalShards", "NoticeUrl", "Run", "Step", "StopFile", "TimeLimit", "init"]
 
 _HOME = {
     "ElasticSampler": "data",
     "LogicalShards": "determinism",
+    "NoticeUrl": "notices",
     "Run": "run",
     "Step": "run",
+    "StopFile": "notices",
+    "TimeLimit": "notices",
     "init": "membership",
 }
 

@@ -21,7 +21,7 @@ from ckpt.errors import RankFailed, Refused
 from elastic.membership import collective_timeout, rank_and_world
 
 STOP_ASKED, STOP_SIGNAL = 1, 2
-SAVE_CLOCK, SAVE_ASKED = 1, 2
+SAVE_CLOCK, SAVE_ASKED, SAVE_OVERDUE = 1, 2, 3
 
 
 class Flags(NamedTuple):
@@ -30,9 +30,10 @@ class Flags(NamedTuple):
     stop: int = 0
     """``STOP_ASKED`` by the training code, ``STOP_SIGNAL`` by a signal."""
     save: int = 0
-    """``SAVE_CLOCK``: due by the clock, which only rank 0 reads; ``SAVE_ASKED`` by the training code."""
+    """``SAVE_CLOCK``: due by the clock, which only rank 0 reads; ``SAVE_ASKED`` by the training code;
+    ``SAVE_OVERDUE``: saves have failed for so long that training is to wait for one."""
     failed: int = 0
-    """1 where the save in the background has failed."""
+    """Where the save in the background has failed: what this rank makes of it (see ``elastic.tolerance``)."""
     stall_us: int = 0
     """How long the last save stopped training on that rank, in microseconds."""
 
@@ -71,6 +72,17 @@ class Agreement:
         if most != least:
             raise Refused(f"{what} is {least} on one rank and {most} on another", hint="give the same on every rank")
 
+    def from_rank_0(self, numbers: list[float]) -> list[float]:
+        """Wait for rank 0, and return its numbers; as many on every rank, and nothing posted meanwhile."""
+        if self._group is None:
+            return numbers
+        both = torch.tensor(numbers, dtype=torch.float64)
+        try:
+            dist.broadcast(both, 0, group=self._group)
+        except RuntimeError as error:
+            raise _rank_failed(error) from error
+        return [float(x) for x in both]
+
     def post(self, mine: Flags) -> None:
         """Send this rank's flags for the next ``take``; returns at once."""
         if self._work is not None:  # of a loop that was left: it may still be under way
@@ -93,11 +105,7 @@ class Agreement:
         try:
             work.wait()
         except RuntimeError as error:
-            raise RankFailed(
-                "a rank did not come to the end of this step",
-                facts=[("gloo", str(error).splitlines()[0])],
-                hint="read the output of the rank that ended first",
-            ) from error
+            raise _rank_failed(error) from error
         return Flags(*self._numbers.tolist())
 
     def close(self) -> None:
@@ -107,6 +115,14 @@ class Agreement:
         elif self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
         self._group = self._work = None
+
+
+def _rank_failed(error: RuntimeError) -> RankFailed:
+    return RankFailed(
+        "a rank did not come to the end of this step",
+        facts=[("gloo", str(error).splitlines()[0])],
+        hint="read the output of the rank that ended first",
+    )
 
 
 def _end_without(work: dist.Work, patience_s: float = 2.0) -> None:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -19,13 +19,13 @@ import torch
 import torch.distributed as dist
 
 import ckpt
-from ckpt.errors import CkptError, RankFailed, Refused, Superseded
+from ckpt.errors import Refused, Superseded
 from ckpt.policy import Keep
 from ckpt.state import keepers
 from elastic import membership
-from elastic.agreement import SAVE_ASKED, SAVE_CLOCK, STOP_ASKED, STOP_SIGNAL, Agreement, Flags
+from elastic.agreement import SAVE_ASKED, SAVE_CLOCK, SAVE_OVERDUE, STOP_ASKED, STOP_SIGNAL, Agreement, Flags
 from elastic.batches import Batches
-from elastic.cadence import parse_every
+from elastic.cadence import Auto, parse_every
 from elastic.ledger.events import (
     Error,
     Finished,
@@ -33,17 +33,19 @@ from elastic.ledger.events import (
     Resumed,
     RunStarted,
     SaveCommitted,
-    SaveFailed,
-    SaveStarted,
     Stopped,
     StopRequested,
 )
+from elastic.ledger.history import pulse_s, since_save
+from elastic.ledger.reader import read
 from elastic.ledger.summary import Metrics, StepTimes, one
 from elastic.ledger.writer import Writer
+from elastic.notices import Notice
+from elastic.saves import GRACE_S, Saves, error_name
 from elastic.stop import STOPPED, StopSignals
+from elastic.tolerance import Tolerance
 
 _log = logging.getLogger("elastic")
-_GRACE_S = 5.0  # for a save under way when an exception ends the run: worth keeping, not worth a hang
 _one_at_a_time = threading.Lock()
 
 
@@ -65,14 +67,18 @@ class Run:
 
     Entering restores the newest valid step into ``state``, or starts fresh where nothing was saved (see
     ``ckpt.Checkpoints.resume``). ``every`` is when to save: "auto" (as often as it pays), 500 or "500 steps", "10m".
+    "auto" keeps what it has learned of failures and costs in each step, and adds from the ledger what came after it.
     ``keep`` is the retention policy (None: all). ``fresh`` starts from zero beside what is there; ``allow_fallback``
     goes back past more than two damaged steps. ``client`` and ``storage_options`` go to the store, ``deadline_s``
-    bounds every wait for other ranks in saving and loading.
+    bounds every wait for other ranks in saving and loading. ``save_failures`` is what a failed save means: "warn"
+    trains on, and insists once three intervals have passed without a committed step; "raise" ends at once; "stop" ends
+    the loop after this step and then raises (see ``elastic.tolerance``). ``stop_on`` asks to stop besides signals:
+    ``elastic.StopFile``, ``TimeLimit``, ``NoticeUrl``.
 
-    Leaving the block waits until the last save is durable; after SIGTERM or SIGUSR1 it then ends the process with
-    status 75; where another job has taken over the run, with status 6. ``break`` and exceptions save nothing: state
-    in the middle of a step is never stored. One run at a time in a process; all methods are called on the thread that
-    entered it.
+    Leaving the block waits until the last save is durable; after SIGTERM, SIGUSR1 or Ctrl-C it then ends the process
+    with status 75; where another job has taken over the run, with status 6. ``break`` and exceptions save nothing:
+    state in the middle of a step is never stored. One run at a time in a process; all methods are called on the thread
+    that entered it.
     """
 
     def __init__(
@@ -87,8 +93,10 @@ class Run:
         client: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
         deadline_s: float = 600.0,
+        save_failures: str = "warn",
+        stop_on: Sequence[Notice] = (),
     ) -> None:
-        self._url, self._state = url, state
+        self._url, self._state, self._fresh = url, state, fresh
         self._cadence = parse_every(every, nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")))
         self._open: dict[str, Any] = {
             "keep": keep,
@@ -103,15 +111,14 @@ class Run:
                           hint="ckpt.State(…, data=loader)")  # fmt: skip
         self._batches = Batches(state.entries.get("data"))
         self._unfinished = False
-        self._signals = StopSignals()
+        self._signals, self._notices = StopSignals(), tuple(stop_on)
         self._times = StepTimes()
         self._undo = ExitStack()
         self._entered = self._looping = self._begun = False
         self._step = 0
-        self._pending: ckpt.Pending | None = None
-        self._saved_step: int | None = None
-        self._failure: BaseException | None = None
-        self._stall_s = 0.0
+        self._tolerance = Tolerance(save_failures, now_s=time.monotonic())
+        self._ended_by: BaseException | None = None
+        self._since = self._pulse_at = 0.0
         self._stop_asked = self._save_asked = self._stop_told = False
         self._stopping = 0
         self._until: int | None = None
@@ -129,13 +136,16 @@ class Run:
             began = time.time()
             seconds = {"start": began - psutil.Process().create_time()}
             self._checkpoints = ckpt.open(self._url, **self._open)
+            self._state.keep_aside(self._cadence if isinstance(self._cadence, Auto) else None)
             self.resumed = self._checkpoints.resume(self._state)
             self._step = self.resumed.step
-            self._saved_step = self.resumed.step if self.resumed.attempt else None
+            self._saves = Saves(self._checkpoints, self._state, self._cadence, self._tolerance, self._tell_step)
+            self._saves.saved_step = self.resumed.step if self.resumed.attempt else None
             epoch = self._checkpoints.epoch
             assert epoch is not None
             self._agreement = Agreement()
             undo.callback(self._agreement.close)
+            self._look_back(epoch)
             seconds |= {**self.resumed.seconds, "resume": time.time() - began}
             self._ledger = Writer(
                 self._checkpoints.store,
@@ -148,6 +158,9 @@ class Run:
             undo.callback(self._batches.close)
             self._metrics = Metrics(level=logging.INFO if self._rank == 0 else logging.DEBUG)
             self._tell_start(began, seconds)
+            for notice in self._notices:
+                notice.open()
+                undo.callback(notice.close)
             undo.enter_context(self._signals)
             self._undo = undo.pop_all()
         self._entered = True
@@ -242,19 +255,24 @@ class Run:
         self._step += 1
         self._batches.advance()
         agreed = self._agreement.take(self._flags())
-        self._stall_s = max(self._stall_s, agreed.stall_us / 1e6)
+        saves = self._saves
+        saves.stall_s = max(saves.stall_s, agreed.stall_us / 1e6)
         self._metrics.settle(self._step - 1)
-        self._collect()
-        if agreed.failed or (self._failure and self._agreement.alone):
-            self._raise_failure()
-        self._stopping = 0 if last else agreed.stop
+        saves.look()
+        if self._rank == 0 and time.monotonic() >= self._pulse_at:
+            self._pulse()
+        stop = agreed.stop
+        verdict = saves.tolerance.judge(saves.failure) if saves.failure and self._agreement.alone else agreed.failed
+        if verdict and (failure := saves.settle(verdict)):
+            stop, self._ended_by = stop or STOP_ASKED, failure
+        self._stopping = 0 if last else stop
         reason = (
             "end" if last
             else "stop" if self._stopping
-            else "steps" if self._cadence.at(self._step)
-            else {SAVE_CLOCK: "clock", SAVE_ASKED: "asked"}.get(agreed.save)
+            else "steps" if self._cadence.at(self._step) and agreed.save != SAVE_OVERDUE
+            else {SAVE_OVERDUE: "overdue", SAVE_CLOCK: "clock", SAVE_ASKED: "asked"}.get(agreed.save)
         )  # fmt: skip
-        if reason and self._saved_step != self._step:
+        if reason and saves.saved_step != self._step:
             self._save(reason)
         if not (last or self._stopping):
             self._agreement.post(self._flags())
@@ -269,99 +287,96 @@ class Run:
             self._batches.begin()
             self._state.restore_rng()
             self._cadence.start()
+            self._since = time.monotonic()
 
     def _flags(self) -> Flags:
         """What this rank has to say now."""
+        if self._signals.name is None:
+            for asked in filter(None, (notice.asked() for notice in self._notices)):
+                self._signals.note(asked.source, asked.within_s)
         signalled = self._signals.name is not None
         if (signalled or self._stop_asked) and not self._stop_told:
             self._stop_told = True
             source = self._signals.name or "run.stop"
             _log.info("stop requested by %s: saving at the next step that all ranks agree on", source)
-            self._tell(StopRequested(source=source), unix_s=self._signals.unix_s or None)
-        idle = self._pending is None
-        due = SAVE_CLOCK if self._rank == 0 and idle and self._cadence.due() else 0
+            self._tell(
+                StopRequested(source=source, within_s=self._signals.within_s), unix_s=self._signals.unix_s or None
+            )
+        saves = self._saves
+        rank0 = self._rank == 0
+        due = SAVE_CLOCK if rank0 and ((saves.idle and self._cadence.due()) or saves.retry_due()) else 0
+        overdue = rank0 and saves.overdue()
         return Flags(
             stop=STOP_SIGNAL if signalled else STOP_ASKED if self._stop_asked else 0,
-            save=SAVE_ASKED if self._save_asked else due,
-            failed=int(self._failure is not None),
-            stall_us=int(self._stall_s * 1e6),
+            save=SAVE_OVERDUE if overdue else SAVE_ASKED if self._save_asked else due,
+            failed=saves.tolerance.judge(saves.failure) if saves.failure else 0,
+            stall_us=int(saves.stall_s * 1e6),
         )
 
     def _save(self, reason: str) -> None:
-        began = time.monotonic()
-        self._finish_save()
-        self._tell(SaveStarted(reason=reason))
+        if isinstance(self._cadence, Auto):
+            self._cadence.agree(self._agreement.from_rank_0)
+        if row := self._times.row():  # steps before the upload and during it are told apart
+            self._tell(row)
         self._save_asked = False
-        self._pending = self._checkpoints.save(self._step, self._state)
-        self._saved_step = self._step
-        self._stall_s = time.monotonic() - began
-        self._cadence.began(self._stall_s)
-
-    def _collect(self) -> None:
-        """Look, without waiting, whether the save in the background has ended."""
-        if self._pending is not None and self._pending.done():
-            try:
-                self._finish_save()
-            except Exception as error:  # every rank has to hear of it before any raises
-                self._failure = error
-
-    def _finish_save(self) -> None:
-        """Wait for the save in the background; raises what made it fail."""
-        pending, self._pending = self._pending, None
-        if pending is None:
-            return
-        try:
-            saved = pending.wait()
-        except Exception as error:
-            self._tell(SaveFailed(error=_name(error), message=str(error)), step=pending.step)
-            raise
-        self._cadence.saved(self._stall_s, saved.persist_s)
-        self._tell(
-            SaveCommitted(
-                attempt=saved.attempt,
-                bytes=saved.bytes,
-                stall_s=saved.stall_s,
-                persist_s=saved.persist_s,
-                stall_max_s=self._stall_s,
-            ),
-            step=saved.step,
-        )
-        self._flush()
-
-    def _raise_failure(self) -> None:
-        """Raise what made a save fail on some rank, on all of them."""
-        if self._failure is None and self._pending is not None:
-            self._pending.wait(_GRACE_S)  # the same error comes to every rank, here a little later
-        raise self._failure or RankFailed("a save in the background failed on another rank")
+        self._saves.begin(self._step, reason)
+        if reason == "overdue":
+            self._saves.finish()
 
     # --- entering and leaving ---------------------------------------------------------------------------------------
 
     def _leave(self) -> None:
         """A normal end, or a break: what was saved becomes durable."""
-        if self._failure is not None:
-            raise self._failure
-        self._finish_save()
+        saves = self._saves
+        if saves.failure is not None:
+            raise saves.failure
+        if saves.saved_step == self._step and not self._unfinished:
+            saves.finish_last(self._step)
+        else:
+            saves.finish()
         self._metrics.settle(self._step + 1)
         self._flush()
         if self._stopping:
             self._tell(Stopped(status=STOPPED if self._stopping == STOP_SIGNAL else 0))
         elif self._step == self._until:
             self._tell(Finished(until=self._until))
+        if self._ended_by is not None:
+            raise self._ended_by
 
     def _abandon(self, error: BaseException) -> None:
         """An exception: nothing is saved any more; a save under way gets a moment, unless somebody wants us gone."""
         self._signals.__exit__(None, None, None)
         self._flush()
         self._tell_error(error)
-        if self._pending is not None and self._signals.name is None:
-            try:
-                self._pending.wait(_GRACE_S)
-            except Exception as late:
-                _log.warning("the save of step %d was given up: %s", self._pending.step, late)
-        self._ledger.close(_GRACE_S)
+        if self._signals.name is None:
+            self._saves.give_up()
+        self._ledger.close(GRACE_S)
+
+    def _look_back(self, epoch: str) -> None:
+        """Rank 0 of an automatic cadence: what the ledger says of the starts since the restored step was saved."""
+        if self._rank or self._fresh or not isinstance(self._cadence, Auto):
+            return
+        attempt = self.resumed.attempt
+        first = "" if attempt is None else attempt.partition("-")[2].rpartition("-")[0]
+        try:
+            events = read(self._checkpoints.store, rank=0, since=first).events
+            self._cadence.resumed(since_save(events, attempt=attempt, epoch=epoch))
+        except Exception as error:  # a hint for the interval, no reason to end a job
+            _log.warning("the ledger cannot be read, so failures since the last save are not counted: %s", error)
+
+    def _pulse(self) -> None:
+        """A sign of life, from which a failure's time and the steps before it are known."""
+        self._flush()
+        now = time.monotonic()
+        self._pulse_at = now + pulse_s(now - self._since)
 
     def _tell(self, data: Payload, *, step: int | None = None, unix_s: float | None = None) -> None:
         self._ledger.record(data, step=self._step if step is None else step, unix_s=unix_s)
+
+    def _tell_step(self, data: Payload, step: int) -> None:
+        self._tell(data, step=step)
+        if isinstance(data, SaveCommitted):
+            self._flush()
 
     def _tell_start(self, began: float, seconds: dict[str, float]) -> None:
         count = os.environ.get("TORCHELASTIC_RESTART_COUNT")
@@ -380,7 +395,7 @@ class Run:
         self._flush()
 
     def _tell_error(self, error: BaseException) -> None:
-        self._tell(Error(error=_name(error), message=str(error)[:2000]))
+        self._tell(Error(error=error_name(error), message=str(error)[:2000]))
 
     def _flush(self) -> None:
         """Close the open sums and have the ledger written."""
@@ -412,7 +427,3 @@ def _check_group() -> tuple[int, int]:
             stacklevel=3,
         )
     return membership.rank_and_world()
-
-
-def _name(error: BaseException) -> str:
-    return error.code if isinstance(error, CkptError) else type(error).__name__

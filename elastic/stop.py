@@ -1,4 +1,4 @@
-"""Being asked to stop: SIGTERM (torchrun, Kubernetes, Slurm) and SIGUSR1 (``sbatch --signal``) become a flag."""
+"""Being asked to stop: SIGTERM (torchrun, Kubernetes, Slurm), SIGUSR1 (``sbatch --signal``), Ctrl-C become a flag."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import time
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+_AGAIN_S = 1.0  # a terminal and a launcher may both pass on one Ctrl-C; a person who means it waits longer
 STOPPED = 75
 """Exit status of a process that stopped on request, its state saved: EX_TEMPFAIL, "start me again"."""
 
@@ -16,15 +17,18 @@ STOPPED = 75
 class StopSignals:
     """Notes the first of ``SIGNALS`` instead of dying of it, inside a ``with`` block.
 
-    Signals belong to the main thread: elsewhere, nothing is installed and nothing is noted. What was
+    A second Ctrl-C, a second or more after the first, is a ``KeyboardInterrupt`` as ever. Signals belong to the main
+    thread: elsewhere, nothing is installed and nothing is noted. What was
     installed before is back when the block ends.
     """
 
     def __init__(self) -> None:
         self.name: str | None = None
-        """The first signal that came, such as "SIGTERM"; None while there is none."""
+        """The first signal that came, such as "SIGTERM", or who else asked; None while nobody has."""
         self.unix_s = 0.0
         """When it came."""
+        self.within_s: float | None = None
+        """How many seconds were left then, where that is known."""
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -46,6 +50,13 @@ class StopSignals:
             signal.signal(number, signal.SIG_IGN)
         self._before = {}
 
+    def note(self, source: str, within_s: float | None = None) -> None:
+        """Somebody else asks to stop; the first who asks counts."""
+        if self.name is None:
+            self.name, self.unix_s, self.within_s = source, time.time(), within_s
+
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.name is None:  # no logging here: the handler may have interrupted a write to the same stream
-            self.name, self.unix_s = signal.Signals(number).name, time.time()
+        # no logging here: the handler may have interrupted a write to the same stream
+        if number == signal.SIGINT and self.name is not None and time.time() - self.unix_s > _AGAIN_S:
+            raise KeyboardInterrupt
+        self.note(signal.Signals(number).name)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import click
 
 from elastic import units
-from elastic.commands.options import DURATION, SHARE, read, refuse, shared
+from elastic.commands.options import DURATION, SHARE, read, refuse, shared, write
 from elastic.economics.inputs import BadInput
 
 
@@ -26,6 +27,8 @@ from elastic.economics.inputs import BadInput
 )
 @click.option("--target-goodput", type=SHARE, help="Say what would reach this share of useful time, like 95%.")
 @click.option("--plot", is_flag=True, help="Draw goodput against the interval.")
+@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Write that picture to a file.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write picture and answer as one page.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as JSON, schema elastic.interval/1.")
 def command(**o: Any) -> None:
     """How often to save, what to expect of it, and what to fix first.
@@ -43,6 +46,7 @@ def command(**o: Any) -> None:
       elastic interval --failures 3 --exposure 24h --bytes 2TB --bandwidth 50GB/s
       elastic interval --mtbf 3h --save 60s --tier memory:2s:0s:80%:1min --load 10min
       elastic interval --mtbf 2h --save 30s --notice-share 9/3     (spot: 9 saved, 3 did not)
+      elastic interval --from s3://bucket/run42 --price 2.5 --html interval.html
 
     Exit status: 0, or 2 when the question cannot be answered as asked.
     """
@@ -51,16 +55,21 @@ def command(**o: Any) -> None:
 
     asked = read(
         o,
-        step_s=o["step"],
+        step_s=lambda o: o["step"],
         align_steps=o["align"],
         work_s=o["work"],
         final_save=o["final_save"],
-        current_s=_current(o["current"], o["step"]),
+        current_s=lambda o: _current(o["current"], o["step"]),
         keep=o["keep"],
         detection_latency_s=o["late_detection"],
     )
     try:
         plan = recommend(asked.rates, asked.costs, asked.job)
+        if o["svg"] or o["html"]:
+            from elastic.commands import picture
+
+            pages = {"svg": picture.svg(plan), "html": picture.page(plan, show_interval.text(plan, asked, None))}
+            write({o[name]: content for name, content in pages.items() if o[name]})
         if o["as_json"]:
             click.echo(json.dumps(show_interval.record(plan, asked, o["target_goodput"]), indent=2, allow_nan=False))
             return

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -72,11 +73,28 @@ def refuse(error: BadInput) -> NoReturn:
         sorted((re.escape(name) for name in FLAGS if name not in words or name == error.field), key=len, reverse=True)
     )
     sentence = str(error).replace("failures and exposure_s", "--failures and --exposure")
-    if error.field == "nodes":
-        sentence = sentence.replace("the number of nodes", "--gpus or --nodes")
+    sentence = sentence.replace("tiers with ", "--tier with ")
+    sentence = sentence.replace("the number of nodes", "--gpus or --nodes")
     raise click.UsageError(re.sub(rf"(?<![\w-])({names})(?!\w)", lambda m: FLAGS[m[0]], sentence))
 
 
+def write(files: Mapping[Path, str]) -> None:
+    """Write pictures; a place that takes none is a question asked wrongly."""
+    for path, content in files.items():
+        try:
+            path.write_text(content, encoding="utf-8")
+        except OSError as error:
+            raise click.UsageError(f"{path} cannot be written: {error.strerror}") from None
+        click.echo(f"wrote {path}", err=True)
+
+
+_FROM = [
+    click.option(
+        "--from", "url", metavar="URL", help="Read what no flag gives off the ledger of a run: failures, costs, step."
+    ),
+    click.option("-o", "--option", "options", multiple=True, metavar="NAME=VALUE", help="A storage option for --from."),
+    click.option("--client", type=click.Choice(["obstore", "fsspec"]), help="Force a storage client for --from."),
+]
 _RATE = [
     click.option("--mtbf", type=DURATION, help="Mean up-time of the whole job between unplanned stops, like 3.1h."),
     click.option(
@@ -169,7 +187,7 @@ _JOB = [
 
 def shared(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of rate, cost, restart and job."""
-    for option in reversed([*_RATE, *_COST, *_AFTER, *_JOB]):
+    for option in reversed([*_FROM, *_RATE, *_COST, *_AFTER, *_JOB]):
         command = option(command)
     return command
 
@@ -182,12 +200,21 @@ class Asked:
     costs: Costs
     job: Job
     provenance: dict[str, str] = field(default_factory=dict)
-    """input -> ``given``, ``assumed`` or ``derived from ...``"""
+    """input -> ``measured (n=...)``, ``given``, ``assumed`` or ``derived from ...``"""
+    checkpoint_bytes: float | None = None
+    notes: tuple[str, ...] = ()
+    """What is to be said about the ledger they were read off."""
 
 
 def read(o: dict[str, Any], **job: Any) -> Asked:
     """Inputs from parsed options. Raises click.UsageError with a sentence for what cannot be."""
     try:
+        if o["url"] is not None:
+            from elastic.commands.from_run import fill
+
+            fill(o)
+        elif (o["options"] or o["client"]) and not any("/" in text for text in o.get("measured", ())):
+            raise BadInput("url", "-o and --client say how to read the run of --from: give --from URL")
         nodes = _nodes(o)
         saved, missed, share = _notice(o["notice_share"])
         rates = Rates(
@@ -221,14 +248,18 @@ def read(o: dict[str, Any], **job: Any) -> Asked:
             per_save_usd=o["per_save_usd"],
         )
         limits = {"min_interval_s": o["min_interval"], "max_interval_s": o["max_interval"]}
-        wanted = Job(nodes=nodes, devices_per_node=o["per_node"], usd_per_device_hour=o["price"], **limits, **job)
+        per_node = int(min(o["per_node"], o["gpus"] or o["per_node"]))
+        job = {name: value(o) if callable(value) else value for name, value in job.items()}
+        wanted = Job(nodes=nodes, devices_per_node=per_node, usd_per_device_hour=o["price"], **limits, **job)
     except BadInput as error:
         refuse(error)
     given = {flag: "given" for flag, name in _NAMES.items() if o.get(name) not in (None, (), 0.0)}
     given.update(derived)
     if all(o[name] is None for name in ("mtbf", "rate", "failures", "job_mtbf")):
         given["rate"] = "assumed"
-    return Asked(rates, costs, wanted, given)
+    given.update(o.get("read_off", {}))
+    size = o["size"] or o.get("checkpoint")
+    return Asked(rates, costs, wanted, given, size, tuple(o.get("notes", ())))
 
 
 _NAMES = {
@@ -236,7 +267,7 @@ _NAMES = {
     "stall_s": "stall",
     "persist_s": "persist", "slowdown": "slowdown", "detect_s": "detect", "reschedule_s": "reschedule",
     "load_s": "load",
-    "warmup_s": "warmup", "notice_share": "notice_share", "tiers": "tiers",
+    "warmup_s": "warmup", "notice_share": "notice_share", "tiers": "tiers", "step_s": "step", "nodes": "gpus",
 }  # fmt: skip
 
 

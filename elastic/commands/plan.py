@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from elastic import units
-from elastic.commands.options import BYTES, COUNT, DURATION, SHARE, read, refuse, shared
+from elastic.commands.options import BYTES, COUNT, DURATION, SHARE, read, refuse, shared, write
 from elastic.economics.inputs import BadInput
 
 
@@ -30,8 +30,8 @@ from elastic.economics.inputs import BadInput
 @click.option(
     "--measured",
     multiple=True,
-    metavar="DEVICES:STEP",
-    help="Step time at a size, same global batch, twice or more: 1024:9.8s.",
+    metavar="DEVICES:STEP|URL",
+    help="Step time at a size, same global batch, twice or more: 1024:9.8s, or a run to read it off.",
 )
 @click.option("--params", type=COUNT, help="Parameters of the model, like 405B.")
 @click.option("--tokens", type=COUNT, help="Tokens to train on, like 15.6T.")
@@ -59,13 +59,16 @@ def command(**o: Any) -> None:
     Examples:
       elastic plan --gpus 16384 --rate 3.79/1000nd --stall 2s --persist 1min --restart 3min
       elastic plan --gpus 16384 --rate 3.79/1000nd --save 60s --restart 15min --html wall.html
+      elastic plan --from s3://bucket/run42 --sizes 64:8192
       elastic plan --gpus 1024 --stall 5s --persist 2min --restart 15min --price 2.5 \\
           --params 405B --tokens 15.6T --deadline 60d
 
     Exit status: 0, or 2 when the question cannot be answered as asked.
     """
     from elastic.commands import show_plan
+    from elastic.commands.basis import rests_on
     from elastic.economics import budget
+    from elastic.economics.posterior import rate_of_job
     from elastic.economics.scale import Efficiency, Scaling
 
     asked = read(o)
@@ -74,7 +77,7 @@ def command(**o: Any) -> None:
             raise BadInput(
                 "nodes", "a plan starts from a size: give --gpus (or --nodes), the size that rate and costs belong to"
             )
-        steps = _measured(o["measured"], asked.job.devices_per_node)
+        steps = _measured(o, asked.job.devices_per_node)
         scaling = Scaling(
             rates=asked.rates,
             costs=asked.costs,
@@ -100,20 +103,26 @@ def command(**o: Any) -> None:
         question = show_plan.Question(
             scaling=scaling, training=training, deadline_s=o["deadline"], marginal=o["marginal"], checkpoint_bytes=size,
             storage_points=o["storage_points"], people=people,
+            rests_on=rests_on(rate_of_job(asked.rates, asked.job.nodes), asked.costs, asked),
             sizes=_sizes(o["sizes"], asked.job.nodes, asked.job.devices_per_node),
         )  # fmt: skip
         result = show_plan.answer(question)
         if o["html"]:
-            o["html"].write_text(show_plan.page(question, result), encoding="utf-8")
-            click.echo(f"wrote {o['html']}", err=True)
+            write({o["html"]: show_plan.page(question, result)})
         click.echo(json.dumps(result, indent=2, allow_nan=False) if o["as_json"] else show_plan.text(question, result))
     except BadInput as error:
         refuse(error)
 
 
-def _measured(texts: tuple[str, ...], per_node: int) -> dict[float, float]:
+def _measured(o: dict[str, Any], per_node: int) -> dict[float, float]:
     out = {}
-    for text in texts:
+    for text in o["measured"]:
+        if "/" in text:
+            from elastic.commands.from_run import step_at
+
+            world, seconds = step_at(text, o)
+            out[world / per_node] = seconds
+            continue
         devices, _, step = text.partition(":")
         try:
             out[units.parse_count(devices) / per_node] = units.parse_duration(step)

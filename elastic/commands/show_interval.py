@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict
 
+from elastic.commands.basis import WIDTH, rests_on, wrapped
 from elastic.commands.options import FLAGS, Asked
 from elastic.economics.advice import flat_region, levers, rivals, sensitivity, total_time, what_reaches
 from elastic.economics.inputs import given
@@ -12,7 +13,6 @@ from elastic.economics.interval import Plan
 from elastic.units import show_duration as time
 from elastic.units import show_number as number
 
-WIDTH = 79
 SCHEMA = "elastic.interval/1"
 _NAMES = {
     "useful": "training", "save": "saving", "slowdown": "slower while uploading", "verify": "verifying",
@@ -28,7 +28,9 @@ def text(plan: Plan, asked: Asked, target: float | None) -> str:
     blocks = [_answer(plan), [*_forecast(plan), *_waste(plan)], _levers(plan), _rivals(plan)]
     if target is not None:
         blocks.append(_target(plan, target))
-    blocks.append([*_wrapped([f"! {warning}" for warning in plan.warnings]), *_basis(plan, asked)])
+    blocks.append([*wrapped([f"! {warning}" for warning in (*asked.notes, *plan.warnings)]), *_basis(plan, asked)])
+    if every := in_code(plan):
+        blocks[-1].append(f'In code: elastic.Run(url, state, every="{every}"), or every="auto".')
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
@@ -37,7 +39,7 @@ def _answer(plan: Plan) -> list[str]:
     if plan.steps is not None:
         every = f"{plan.steps:,} step{'s' if plan.steps != 1 else ''} ({every})"
     if plan.bound == "work":
-        return _wrapped([f"Save once, at the end: {every} of work are cheaper to repeat than to save in between."])
+        return wrapped([f"Save once, at the end: {every} of work are cheaper to repeat than to save in between."])
     what = "Save" if not plan.costs.tiers else f"Save to {plan.costs.tiers[0].name}"
     lines = [f"{what} every {every} of training, {number(plan.saves_per_day)} times a day."]
     names = [tier.name for tier in plan.costs.tiers[1:]] + ["durable storage"]
@@ -56,7 +58,7 @@ def _answer(plan: Plan) -> list[str]:
     if not plan.rate.known:
         low, high = plan.interval_range_s
         lines.append(f"The failure rate is uncertain: the best interval may be {time(low)} to {time(high)}.")
-    return _wrapped(lines)
+    return wrapped(lines)
 
 
 def _ordinal(n: int) -> str:
@@ -77,21 +79,22 @@ def _forecast(plan: Plan) -> list[str]:
         lines.append(f"The job takes {time(total.mean_s)}; 1 in 20 times over {time(total.p95_s)}.")
     elif plan.expected_total_s:
         lines.append(f"The job takes {time(plan.expected_total_s)}.")
-    return _wrapped(lines)
+    return wrapped(lines)
 
 
 def _waste(plan: Plan) -> list[str]:
     parts = [(name, share) for name, share in asdict(plan.split).items() if share > 0 and name != "useful"]
     parts.sort(key=lambda part: -part[1])
     shown = [f"{_NAMES[name]} {number(100 * share, 2)}" for name, share in parts]
-    return _wrapped([f"Of 100 hours {number(100 * plan.goodput)} train. The rest: " + ", ".join(shown) + "."])
+    return wrapped([f"Of 100 hours {number(100 * plan.goodput)} train. The rest: " + ", ".join(shown) + "."])
 
 
 def _levers(plan: Plan) -> list[str]:
     rows = [lever for lever in levers(plan) if abs(lever.points) >= 0.1]
     if not rows:
         return []
-    shown = [*[r for r in rows if r.points > 0][:4], *[r for r in rows if r.points < 0][:1]]
+    worse = [r for r in rows if r.points < 0][:1]
+    shown = [*[r for r in rows if r.points > 0][: 4 - len(worse)], *worse]
     return [
         "What to fix first (points of goodput gained)",
         *(line for lever in shown for line in _row(f"{lever.points:+.1f}", lever.change)),
@@ -99,14 +102,16 @@ def _levers(plan: Plan) -> list[str]:
 
 
 def _row(head: str, body: str) -> list[str]:
-    first, *rest = _wrapped([body], WIDTH - 9) or [""]
+    first, *rest = wrapped([body], WIDTH - 9) or [""]
     return [f"  {head:>5}  {first}", *(" " * 9 + line for line in rest)]
 
 
 def _rivals(plan: Plan) -> list[str]:
     rows = []
     for rival in rivals(plan):
-        if rival.name not in ("in use now", "half of it", "twice") and rival.points < 0.05:
+        if rival.name in ("Young 1974", "Daly 2006") and rival.points < 0.05:
+            continue
+        if rival.name == "half of it" and plan.job.current_s is not None:
             continue
         loss = f"{max(rival.points, 0.0):.2f} points"
         if rival.device_hours_per_day is not None and rival.points >= 0.005:
@@ -129,22 +134,6 @@ def _target(plan: Plan, target: float) -> list[str]:
 
 
 def _basis(plan: Plan, asked: Asked) -> list[str]:
-    how = {"given": "given", "observed": "from the failures seen", "assumed": "ASSUMED (7 per 1,000 node-days)"}
-    how |= {
-        "given+observed": "given, corrected by the failures seen",
-        "assumed+observed": "assumed, corrected by the failures seen",
-    }
-    costs, provenance = plan.costs, asked.provenance
-    parts = [f"MTBF {time(plan.mtbf_s)} {how[plan.rate.source]}"]
-    for field, name in (("stall_s", "stall"), ("persist_s", "upload")):
-        if getattr(costs, field) or field in provenance:
-            parts.append(f"{name} {time(getattr(costs, field))} {provenance.get(field, 'given')}")
-    restart = costs.dead_s + costs.recovery_s
-    parts.append(
-        f"restart {time(restart)} given"
-        if restart
-        else "restart NOT GIVEN, counted as 0 (--detect, --reschedule, --load)"
-    )
     tail = {
         "persist": "as short as uploads allow",
         "step": "one step is longer than the optimum",
@@ -152,25 +141,27 @@ def _basis(plan: Plan, asked: Asked) -> list[str]:
         "maximum": "held at --max",
     }
     model = plan.model.name + (f"; {tail[plan.bound]}" if plan.bound in tail else "")
-    return _wrapped([f"Rests on: {'; '.join(parts)}.", f"Model: {model}; --json has every input."])
+    return wrapped([f"{rests_on(plan.rate, plan.costs, asked)} Model: {model}."])
+
+
+def in_code(plan: Plan) -> str | None:
+    """The cadence to write in the training script; None for what ``elastic.Run`` has no cadence for."""
+    if plan.parts or plan.bound == "work":
+        return None
+    if plan.steps is not None:
+        return f"{plan.steps} steps"
+    low, high = flat_region(plan)
+    if plan.interval_s < 60:
+        return f"{number(plan.interval_s)}s"
+    for unit_s, unit in ((3600.0, "h"), (60.0, "m"), (1.0, "s")):
+        count = round(plan.interval_s / unit_s)
+        if count and low <= count * unit_s <= high:
+            return f"{count}{unit}"
+    return f"{round(plan.interval_s)}s"
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %" if 0.1 <= share < 0.995 else f"{100 * share:.3g} %"
-
-
-def _wrapped(lines: list[str], width: int = WIDTH) -> list[str]:
-    out = []
-    for line in lines:
-        row = ""
-        for word in line.split(" "):
-            if row and len(row) + 1 + len(word) > width:
-                out.append(row)
-                row = word
-            else:
-                row = f"{row} {word}" if row else word
-        out.append(row)
-    return out
 
 
 def plot(plan: Plan, rows: int = 12, columns: int = 61) -> str:
@@ -239,9 +230,11 @@ def record(plan: Plan, asked: Asked, target: float | None) -> dict[str, object]:
         },
         "levers": [asdict(lever) for lever in levers(plan)],
         "rivals": [asdict(rival) for rival in rivals(plan)],
-        "warnings": list(plan.warnings),
+        "warnings": [*asked.notes, *plan.warnings],
+        "every": in_code(plan),
         "model": plan.model.name,
         "inputs": {"rates": given(plan.rates), "costs": given(plan.costs), "job": given(plan.job)},
+        "checkpoint_bytes": asked.checkpoint_bytes,
         "provenance": {"rate": plan.rate.source, **{k: v for k, v in asked.provenance.items() if k != "rate"}},
     }
     if target is not None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
 
+from elastic.commands.basis import wrapped
 from elastic.economics import budget
 from elastic.economics.scale import Scaling
 from elastic.units import show_bytes, show_duration, show_number
@@ -26,6 +27,7 @@ class Question:
     storage_points: float
     people: dict[str, float]
     sizes: list[int]
+    rests_on: str
 
 
 def answer(q: Question) -> dict[str, Any]:
@@ -44,6 +46,7 @@ def answer(q: Question) -> dict[str, Any]:
     sensible, wall = scaling.size_where(q.marginal), scaling.wall
     out: dict[str, Any] = {
         "schema": SCHEMA,
+        "rests_on": q.rests_on,
         "sizes": rows,
         "marginal": q.marginal,
         "sensible_devices": None if sensible is None else sensible * per_node,
@@ -120,6 +123,7 @@ def text(q: Question, a: dict[str, Any]) -> str:
         )
     if not q.scaling.efficiency.points:
         lines.append("Failures alone are counted; --measured adds what communication costs.")
+    lines += wrapped([q.rests_on])
     return "\n".join(lines)
 
 
@@ -167,6 +171,8 @@ def page(q: Question, a: dict[str, Any]) -> str:
     )
     goodput = _svg([[(n * per_node, g) for n, g, _ in c] for _, c in curves], "goodput", 1.0, lambda v: f"{v:.0%}")
     most = max(u for _, c in curves for _, _, u in c) * per_node
+    decade = 10.0 ** math.floor(math.log10(most))
+    most = next(k * decade for k in (1, 2, 4, 8, 10) if k * decade >= most)
     useful = _svg(
         [[(n * per_node, u * per_node) for n, _, u in c] for _, c in curves], "devices' worth of training", most, _big
     )
@@ -192,7 +198,7 @@ def _curve(scaling: Scaling) -> list[tuple[float, float, float]]:
 
 def _svg(curves: list[list[tuple[float, float]]], label: str, top: float, show: Any) -> str:
     low, high = math.log10(curves[0][0][0]), math.log10(curves[0][-1][0])
-    width, height = _W - _LEFT - 20, _H - _TOP - 50
+    width, height = _W - _LEFT - 32, _H - _TOP - 50
 
     def at(x: float, y: float) -> str:
         return (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from elastic.economics.fitting import fit as fit
     from elastic.economics.inputs import BadInput as BadInput
     from elastic.economics.inputs import Costs as Costs
     from elastic.economics.inputs import Job as Job
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from elastic.economics.interval import goodput as goodput
     from elastic.economics.interval import recommend as recommend
     from elastic.economics.pacer import Pacer as Pacer
-    from elastic.economics.posterior import fit as fit
     from elastic.economics.scale import scale_curve as scale_curve
 
 _HOMES = {
@@ -27,7 +27,7 @@ _HOMES = {
     "goodput": "interval",
     "recommend": "interval",
     "Pacer": "pacer",
-    "fit": "posterior",
+    "fit": "fitting",
     "scale_curve": "scale",
 }
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from elastic.economics.inputs import BadInput, Costs, Job, Rates, positive
-from elastic.economics.models import Model, Renewal, Setting, SingleTier, Split
+from elastic.economics.models import Model, Setting, SingleTier, Split
 from elastic.economics.posterior import Posterior, rate_of_job
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def goodput(rates: Rates, costs: Costs, job: Job, interval_s: float) -> float:
     """Goodput of any interval, as a share of wall time; counts of a pattern are the best for this interval."""
     work = positive("interval_s", interval_s, "an interval in seconds")
     model = build_model(rates, costs, rate_of_job(rates, job.nodes).mtbf_s)
-    setting = Setting(work) if isinstance(model, (SingleTier, Renewal)) else model.best(work, work)
+    setting = model.best(work, work) if costs.tiers or rates.silent_mtbf_s is not None else Setting(work)
     return model.goodput(Setting(work, setting.parts))
 
 
@@ -158,6 +158,8 @@ def build_model(rates: Rates, costs: Costs, mtbf_s: float) -> Model:
         )
     upload = {"lazy": costs.commit == "next-save", "overlapping": costs.in_flight == "many"}
     if rates.shape is not None or rates.lognormal_sigma is not None:
+        from elastic.economics.renewal import Renewal
+
         return Renewal(
             recovery_s=costs.recovery_s, shape=rates.shape, sigma=rates.lognormal_sigma, **save, **common, **upload
         )
@@ -242,7 +244,8 @@ def _money_as_time(costs: Costs, job: Job) -> float:
     if job.usd_per_s is None:
         raise BadInput(
             "usd_per_device_hour",
-            "per_save_usd needs the price of the machines to compare with: give nodes and usd_per_device_hour",
+            "per_save_usd needs the price of the machines to compare with: "
+            "give the number of nodes and usd_per_device_hour",
         )
     return costs.per_save_usd / job.usd_per_s
 

@@ -5,7 +5,8 @@ exchange at the step boundary anyway. The state belongs inside the checkpoint, s
 
 What is learned: the stall and the persist latency of saves and the excess of step times while one is uploaded
 (moving averages with weight max(0.2, 1/k); means, not medians, are what the optimum needs), and the failure rate
-as a Gamma posterior that forgets with a half-life of some failures, so that a rate which changes is followed.
+as a Gamma posterior that forgets with a half-life of some failures, so that a rate which changes is followed. A rate
+that was only assumed counts half as much after each failure seen: one job may fail a hundred times as often.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ _COUNTERS = ("failures", "saves", "early", "notice_saved", "notice_missed")
 _AMOUNTS = (
     "a",
     "b_s",
+    "prior_a",
+    "prior_b_s",
     "exposure_s",
     "work_s",
     "stall_s",
@@ -71,8 +74,10 @@ class Pacer:
             "half_life_failures", half_life_failures, "after how many failures half is forgotten"
         )
         self._assumed_rate = rates is None
+        self.prior_a = self.prior_b_s = 0.0  # of a and b_s, what was assumed: halved by each failure seen
         if rates is None:
             self.a, self.b_s = PRIOR_FAILURES, PRIOR_FAILURES / (nodes * node_rate(PRIOR_PER_1000_NODE_DAYS))
+            self.prior_a, self.prior_b_s = self.a, self.b_s
         else:
             prior = rate_of_job(rates, nodes)
             self.a, self.b_s = prior.a, prior.b_s
@@ -93,6 +98,7 @@ class Pacer:
     def step(self, step_seconds: float) -> None:
         """A step was completed in this time, save calls not included."""
         seconds = not_negative("step_seconds", step_seconds, "the time of the step in seconds")
+        self.early = 0
         self.work_s += seconds
         self._live(seconds)
         if self._uploading and self.step_s:
@@ -134,19 +140,18 @@ class Pacer:
 
         ``failures``: unplanned ends after their first step since that state was saved, 0 after a planned stop.
         ``early``: ends before a first step; they lose no work and teach no rate, but three in a row are a crash loop.
-        ``lost_s``: up-time since the state was saved; None: half an interval for each failure.
+        ``lost_s``: up-time since the state was saved; None: half an interval for each failure. :meth:`noticed` tells of
+        stops with notice, which are none of these failures.
         """
         if failures < 0 or early < 0:
             raise BadInput("failures", "failures and early are counts: give zero or more")
         self._uploading, self.work_s = False, 0.0
-        for _ in range(failures):
-            self._live(
-                self.interval_s / 2
-                if lost_s is None
-                else not_negative("lost_s", lost_s, "lost up-time in seconds") / failures
-            )
-            self.a += 1
-            self.failures += 1
+        if lost_s is None:
+            lost_s = failures * self.interval_s / 2
+        lost = not_negative("lost_s", lost_s, "lost up-time in seconds") / max(failures, 1)
+        for _ in range(max(failures, 1)):
+            self._live(lost)
+            self._failed(1 if failures else 0)
         self.early = early if failures else self.early + early
         if self.early >= 3:
             self._events.append(
@@ -162,8 +167,7 @@ class Pacer:
         """A stop came with notice; whether its save was durable in time. It counts as an interruption at once."""
         self.notice_saved += saved
         self.notice_missed += not saved
-        self.a += 1
-        self.failures += 1
+        self._failed(1)
         self._decide("stop with notice")
 
     # what to do --------------------------------------------------------------------------------------------------
@@ -212,7 +216,7 @@ class Pacer:
 
     def state_dict(self) -> dict[str, int | float]:
         """All that was learned, as plain numbers."""
-        state: dict[str, int | float] = {"version": 1}
+        state: dict[str, int | float] = {"version": 1, "frozen": int(self._frozen)}
         state.update({name: getattr(self, name) for name in (*_AMOUNTS, *_COUNTERS)})
         return state
 
@@ -227,7 +231,8 @@ class Pacer:
         positive("b_s", values["b_s"], "a pacer state as saved")
         for name, value in values.items():
             setattr(self, name, int(value) if name in _COUNTERS else value)
-        self._uploading, self._excess_now = False, 0.0
+        self._uploading, self._excess_now, self._events = False, 0.0, []
+        self._frozen = bool(state.get("frozen", 0))
 
     # how ---------------------------------------------------------------------------------------------------------
 
@@ -235,7 +240,14 @@ class Pacer:
         keep = 0.5 ** (seconds * self.a / (self._half_life * self.b_s))
         self.a *= keep
         self.b_s = self.b_s * keep + seconds
+        self.prior_a, self.prior_b_s = self.prior_a * keep, self.prior_b_s * keep
         self.exposure_s += seconds
+
+    def _failed(self, times: int) -> None:
+        for _ in range(times):
+            self.prior_a, self.prior_b_s = self.prior_a / 2, self.prior_b_s / 2
+            self.a, self.b_s = self.a - self.prior_a + 1, self.b_s - self.prior_b_s
+            self.failures += 1
 
     def _decide(self, because: str) -> None:
         if self._frozen:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elastic.economics.inputs import BadInput
 from elastic.economics.interval import Plan
-from elastic.economics.models import Model, Renewal, Setting, SingleTier
+from elastic.economics.models import Model, Setting, SingleTier
+from elastic.economics.renewal import Renewal
 from elastic.economics.silent import Verified
 from elastic.economics.tiers import Tiered
 

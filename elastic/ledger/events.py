@@ -88,6 +88,14 @@ class IntervalChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CrashLoop:
+    """So many starts in a row ended before their first step: no interval helps, something ends the job at its start."""
+
+    kind: ClassVar[str] = "crash_loop"
+    starts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
     """The ``n`` steps since the last such row, up to the envelope's: time of the loop body and of its parts.
 
@@ -119,10 +127,14 @@ class Metric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
-    """This process was asked to stop; ``source`` is a signal's name or "run.stop"."""
+    """This process was asked to stop; ``source`` is a signal's name, a notice or "run.stop".
+
+    ``within_s``: how many seconds were left then, where that is known.
+    """
 
     kind: ClassVar[str] = "stop_requested"
     source: str
+    within_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +177,7 @@ Payload = (
     | SaveCommitted
     | SaveFailed
     | IntervalChanged
+    | CrashLoop
     | Steps
     | Metric
     | StopRequested
@@ -176,7 +189,7 @@ Payload = (
 KINDS: Mapping[str, Callable[..., Payload]] = {
     cls.kind: cls
     for cls in (
-        *(RunStarted, Resumed, SaveStarted, SaveCommitted, SaveFailed, IntervalChanged),
+        *(RunStarted, Resumed, SaveStarted, SaveCommitted, SaveFailed, IntervalChanged, CrashLoop),
         *(Steps, Metric, StopRequested, Stopped, Finished, Error),
     )
 }

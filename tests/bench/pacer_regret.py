@@ -48,6 +48,18 @@ def _pacer(wrong: float, half_life: float) -> Pacer:
     return Pacer(nodes=1, rates=rates, costs=Costs(stall_s=SAVE_S), half_life_failures=half_life)
 
 
+def _assuming(wrong: float) -> Pacer:
+    """As ``every="auto"`` starts: so many nodes that the fleet's rate is that much too low."""
+    nodes = max(1, round(1000 * DAY_S / 7 / (wrong * MTBF_S)))
+    return Pacer(nodes=nodes, costs=Costs(stall_s=SAVE_S))
+
+
+def assumed(wrong: float, days: Sequence[float], seeds: int) -> list[float]:
+    """The same where the rate is not given but assumed from the number of nodes."""
+    runs = [live(_assuming(wrong), seed, days) for seed in range(seeds)]
+    return [sum(column) / seeds for column in zip(*runs, strict=True)]
+
+
 def regret(wrong: float, days: Sequence[float], seeds: int) -> list[float]:
     """Points lost by each day when the prior MTBF is ``wrong`` times the true one, mean over seeds."""
     runs = [live(_pacer(wrong, 15.0), seed, days) for seed in range(seeds)]
@@ -66,8 +78,13 @@ def main() -> None:
     for wrong in (0.25, 4.0):
         losses = ", ".join(f"day {day}: {loss:.2f}" for day, loss in zip(days, regret(wrong, days, seeds), strict=True))
         print(f"prior MTBF x{wrong:g}, points lost by {losses}")
+    for wrong in (0.25, 4.0, 100.0):
+        losses = ", ".join(
+            f"day {day}: {loss:.2f}" for day, loss in zip(days, assumed(wrong, days, seeds), strict=True)
+        )
+        print(f"assumed MTBF x{wrong:g}, points lost by {losses}", flush=True)
     for half_life in (10.0, 15.0, 20.0, 1e9):
-        jump, calm = drift(half_life, 28, seeds // 4), drift(half_life, 28, seeds // 4, jump=False)
+        jump, calm = drift(half_life, 28, seeds), drift(half_life, 28, seeds // 4, jump=False)
         print(
             f"half-life of {half_life:g} failures: {jump:.2f} points lost "
             f"where the rate grows 8 times half-way, {calm:.2f} where it does not"

@@ -9,6 +9,7 @@ import pickle
 import re
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -115,6 +116,45 @@ def is_file(run: Path) -> None:
     """A file where a folder should be."""
     shutil.rmtree(run)
     run.write_text("x")
+
+
+def trained(run: Path) -> None:
+    """Two steps between which a tensor changed; beside them another run, most of whose tensors are otherwise."""
+    import torch
+
+    import ckpt
+
+    shutil.rmtree(run)
+    base, fine = torch.arange(12.0).reshape(4, 3), torch.linspace(0, 1, 8)
+    tensors = {"base": base, "fine": fine, "low": fine.clone(), "size": fine.clone(), "gone": fine.clone()}
+    for place, changed in ((run, {}), (run / "copy", {
+        "low": fine.bfloat16(), "size": fine[:4].clone(), "gone": None, "more": base.to(torch.int32),
+    })):  # fmt: skip
+        held = {k: v.clone() for k, v in (tensors | changed).items() if v is not None}
+        model = torch.nn.ParameterDict({k: torch.nn.Parameter(v, v.is_floating_point()) for k, v in held.items()})
+        state = ckpt.State(model=model, epoch=1)
+        with ckpt.open(place) as store:
+            store.resume(state)
+            store.save(1, state).wait()
+            with torch.no_grad():
+                model["fine"][2] += 0.5
+                if place is not run:
+                    model["fine"][5:] = torch.tensor([torch.nan, torch.inf, -0.0])
+            state["epoch"] = 2
+            store.save(2, state).wait()
+
+
+def plain_beside(run: Path) -> None:
+    """A run, and a plain DCP checkpoint of a model like its."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    trained(run)
+    base, fine = torch.arange(12.0).reshape(4, 3), torch.linspace(0, 1, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it is one process
+        dcp.save({"model": {"base": base, "fine": fine, "low": fine, "size": fine, "gone": fine + 1}, "epoch": 2},
+                 checkpoint_id=str(run / "dcp"))  # fmt: skip
 
 
 def alone(run: Path) -> None:
@@ -261,6 +301,22 @@ CASES = [
             "validate RUN --level full --subset 3/2",
         ),
     ),
+    Case(
+        "diff",
+        trained,
+        (
+            "diff -h",
+            "diff RUN@1 RUN@2",
+            "diff RUN@2 RUN@2",
+            "diff RUN@2 RUN/copy --json --glob model.[fl]*",
+            "diff RUN@2 RUN/copy --stats",
+            "diff RUN@2 RUN/copy --glob model.*",
+            "diff RUN@2 RUN/copy --glob nothing",
+            "diff RUN@2 RUN@7",
+            "diff RUN@2",
+        ),
+    ),
+    Case("diff-plain", plain_beside, ("diff RUN@2 RUN/dcp", "diff RUN@2 RUN/dcp --stats --glob model.*")),
     Case("doctor", whole, ("doctor RUN", "doctor RUN --json")),
     Case(
         "usage",

@@ -186,13 +186,14 @@ def test_sigterm_to_one_rank_stops_all_at_one_step(control: Path, tmp_path: Path
     assert differences(step_folder(folder / "run", STEPS), step_folder(control / "run", STEPS)) == []
 
 
-def broken_on_one_rank(folder: str) -> tuple[str, int]:
+def broken_on_one_rank(folder: str, policy: str) -> tuple[str, int]:
     """The only save, of step 3, fails on rank 1 alone: where its object should go, there is a folder."""
     if dist.get_rank() == 1:
         (Path(folder) / "steps" / f"{3:012d}" / "e00000001-0" / "__1_0.distcp").mkdir(parents=True)
+    torch.manual_seed(0)
     model = nn.Linear(4, 4)
     try:
-        with Run(folder, ckpt.State(model=model), every=1000) as run:
+        with Run(folder, ckpt.State(model=model), every=1000, save_failures=policy) as run:
             for step, _ in run.steps(until=200):
                 if step == 1 and dist.get_rank() == 0:
                     run.save()  # which rank 1 hears of a step later
@@ -205,10 +206,15 @@ def broken_on_one_rank(folder: str) -> tuple[str, int]:
 
 
 def test_a_save_that_fails_on_one_rank_is_raised_on_all_at_the_same_step(tmp_path: Path) -> None:
-    first, second = run_ranks(2, broken_on_one_rank, str(tmp_path))
+    first, second = run_ranks(2, broken_on_one_rank, str(tmp_path), "raise")
     assert first == second
     assert first[0] in ("C-E", "C-R")
     assert first[1] < 190
+
+
+def test_a_save_that_fails_on_one_rank_lets_all_train_on(tmp_path: Path) -> None:
+    assert run_ranks(2, broken_on_one_rank, str(tmp_path), "warn") == [("no error", 200)] * 2
+    assert [p.name[:12] for p in (tmp_path / "commits").iterdir()] == [f"{200:012d}"]
 
 
 def unprepared(folder: str) -> None:

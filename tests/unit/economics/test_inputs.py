@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from elastic.economics import BadInput, Costs, Job, Rates, Tier, recommend
+from elastic.economics.fitting import Attempt, fit
 from elastic.economics.interval import _expected_total
-from elastic.economics.posterior import Attempt, fit
 from elastic.economics.scale import Efficiency, Scaling
 
 GOOD = (Rates(mtbf_s=3600.0), Costs(stall_s=10.0), Job())

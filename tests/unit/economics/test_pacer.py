@@ -98,6 +98,35 @@ def test_crash_loop_teaches_no_rate():
     assert [event["event"] for event in pacer.pop_events()][-1] == "crash_loop"
 
 
+def test_a_crash_loop_ends_with_a_step():
+    pacer = Pacer(nodes=16)
+    pacer.resumed(failures=0, early=2)
+    pacer.step(1.0)
+    pacer.pop_events()
+    pacer.resumed(failures=0, early=1)
+    assert [event["event"] for event in pacer.pop_events()] == []
+
+
+def test_an_assumed_rate_gives_way_to_what_is_seen():
+    """A node on spot machines that fails every 6 h, where one in 143 days is assumed."""
+    pacer = Pacer(nodes=1)
+    best = recommend(Rates(mtbf_s=6 * 3600), Costs(stall_s=20.0)).interval_s
+    off = []
+    for _ in range(8):
+        train(pacer, 720, step_s=30.0, stall_s=20.0)
+        pacer.resumed(failures=1)
+        off.append(pacer.interval_s / best)
+    assert off[0] > 10
+    assert 0.8 < off[-1] < 1.5
+    assert off == sorted(off, reverse=True)
+
+
+def test_uptime_after_the_save_counts_without_a_failure():
+    pacer = Pacer(nodes=16)
+    pacer.resumed(failures=0, lost_s=100.0)
+    assert (pacer.exposure_s, pacer.failures) == (100.0, 0)
+
+
 def test_notice_counts():
     warned, unwarned = Pacer(nodes=512), Pacer(nodes=512)
     for pacer, saved in ((warned, True), (unwarned, False)):
@@ -138,6 +167,10 @@ def test_limits_and_freeze_hold():
     train(frozen, 500)
     frozen.resumed(failures=9)
     assert frozen.interval_s == 600.0
+    again = Pacer(nodes=16)
+    again.load_state_dict(frozen.state_dict())
+    again.resumed(failures=9)
+    assert again.interval_s == 600.0
 
 
 def test_impossible_values_are_refused():

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from elastic.economics import Costs, Job, Rates, Tier, recommend
 from elastic.economics.advice import flat_region, levers, rivals, total_time, what_reaches
 from elastic.economics.interval import build_model
-from elastic.economics.models import Renewal, Setting, SingleTier
+from elastic.economics.models import Setting, SingleTier
+from elastic.economics.renewal import Renewal
 from elastic.economics.roots import optimal_work_s
 
 SLOW_MACHINE = [HealthCheck.too_slow]

@@ -75,7 +75,7 @@ def test_the_line_is_what_the_schema_says() -> None:
     assert event.unix_s == 1.5
     assert set(events.KINDS) == {
         *("run_started", "resumed", "save_started", "save_committed", "save_failed", "interval_changed", "steps"),
-        *("metric", "stop_requested", "stopped", "finished", "error"),
+        *("crash_loop", "metric", "stop_requested", "stopped", "finished", "error"),
     }
     assert all(is_dataclass(cls) for cls in events.KINDS.values())
 

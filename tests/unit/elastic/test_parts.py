@@ -44,6 +44,15 @@ def test_cadence_in_seconds() -> None:
     assert not cadence.due()
 
 
+def test_what_another_release_has_learned_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    cadence = parse_every("auto")
+    assert isinstance(cadence, Auto)
+    before = cadence.state_dict()
+    cadence.load_state_dict({"version": 9, "a": 1e9})
+    assert cadence.state_dict() == before
+    assert "pacer state of version 9" in caplog.text
+
+
 def test_automatic_cadence_follows_what_saves_cost() -> None:
     def settled(stall_s: float) -> tuple[float, int]:
         cadence = parse_every("auto", nodes=100)

@@ -20,7 +20,19 @@ import ckpt
 from ckpt.errors import Refused, StorageError
 from ckpt.store import open_store
 from elastic import ElasticSampler, Run
-from elastic.ledger.events import Error, Event, Metric, Resumed, SaveCommitted, SaveFailed, SaveStarted, Steps, Stopped
+from elastic.ledger.events import (
+    CrashLoop,
+    Error,
+    Event,
+    IntervalChanged,
+    Metric,
+    Resumed,
+    SaveCommitted,
+    SaveFailed,
+    SaveStarted,
+    Steps,
+    Stopped,
+)
 from elastic.ledger.reader import read
 from tests.dist.readback import differences, step_folder
 
@@ -138,15 +150,15 @@ def test_break_saves_nothing_after_the_last_boundary(tmp_path: Path) -> None:
 @pytest.fixture
 def handlers() -> Iterator[None]:
     """Handlers as they were, after the test; the defaults before."""
-    before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGUSR1)}
-    assert set(before.values()) == {signal.SIG_DFL}
+    before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+    assert set(before.values()) == {signal.SIG_DFL, signal.default_int_handler}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
 @pytest.mark.usefixtures("handlers")
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
 def test_a_signal_ends_the_step_saves_and_leaves_with_75(control: Training, tmp_path: Path, name: str) -> None:
     folder = tmp_path / "stopped"
     stopped = Training(folder)
@@ -212,6 +224,51 @@ def test_automatic_saves_tell_their_interval(tmp_path: Path) -> None:
     assert committed(tmp_path) == [3]
 
 
+def test_what_was_learned_is_in_the_step_and_asked_of_none(control: Training, tmp_path: Path) -> None:
+    folder = tmp_path / "auto"
+    first = Training(folder)
+    with pytest.raises(ZeroDivisionError):
+        first.train(10, lambda run, n: run.save() if n == 2 else crash() if n == 7 else None, every="auto")
+    (saved,) = committed(folder)
+    again = Training(folder)
+    again.train(8, every="auto")
+    changes = [e.data for e in events(folder) if e.epoch == "e00000002" and isinstance(e.data, IntervalChanged)]
+    assert changes[0].was_s == 600.0
+    assert changes[-1].inputs["failures"] == 1
+    assert changes[-1].inputs["stall_s"] < 5.0  # measured by the life before; 10 s are assumed
+    fixed = Training(folder)
+    fixed.train(9, every=100)  # reads a step which keeps what it has no use for
+    back = Training(folder)
+    back.train(10, every="auto")  # and the other way round
+    trained = first.trained[:saved] + again.trained + fixed.trained + back.trained
+    assert trained == control.trained
+    assert ckpt.open(folder).load(Training(folder).state).step == 10
+    manifests = [step_folder(folder, n).joinpath("manifest.json").read_text() for n in (8, 9, 10)]
+    assert ['"run"' in text for text in manifests] == [True, False, True]
+
+
+def test_three_starts_that_come_to_nothing_are_a_crash_loop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError), Training(tmp_path).run(every="auto"):
+            raise ZeroDivisionError
+    assert "crash_loop" not in kinds(tmp_path)
+    Training(tmp_path).train(2, every="auto")
+    assert [e.data.starts for e in events(tmp_path) if isinstance(e.data, CrashLoop)] == [3]
+    assert "crash loop: 3 starts in a row ended before their first step" in caplog.text
+    told = [e.data for e in events(tmp_path) if isinstance(e.data, IntervalChanged)]
+    assert {change.inputs["failures"] for change in told} == {0.0}  # they teach no rate
+
+
+def test_a_ledger_that_cannot_be_read_does_not_stop_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Training(tmp_path).train(2, every="auto")
+    for file in (tmp_path / "ledger").iterdir():
+        file.unlink()
+    (tmp_path / "ledger").rmdir()
+    (tmp_path / "ledger").write_text("a file where a folder should be")
+    Training(tmp_path).train(3, every="auto")
+    assert committed(tmp_path) == [2, 3]
+
+
 def test_the_ledger_tells_the_story(tmp_path: Path) -> None:
     Training(tmp_path).train(4)
     story = events(tmp_path)
@@ -250,7 +307,12 @@ def test_a_save_that_fails_in_the_background_is_raised_at_the_next_step(tmp_path
     training = Training(tmp_path)
     tmp_path.joinpath("steps").write_text("a file where a folder should be")
     with pytest.raises(StorageError):
-        training.train(1000, lambda run, number: run.save() if number == 2 else time.sleep(0.01), every="1h")
+        training.train(
+            1000,
+            lambda run, number: run.save() if number == 2 else time.sleep(0.01),
+            every="1h",
+            save_failures="raise",
+        )
     assert training.last.step < 100
     assert committed(tmp_path) == []
     told = events(tmp_path)
