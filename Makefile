@@ -38,6 +38,8 @@ bench: $(READY)
 	$(BIN)/python -m tests.bench.moving_memory 1024
 	$(BIN)/python -m tests.bench.logical_shards
 	$(BIN)/python -m tests.bench.interval_simulation
+	$(BIN)/python -m tests.bench.interval_speed
+	$(BIN)/python -m tests.bench.interval_end_to_end
 	$(BIN)/python -m tests.bench.pacer_regret
 
 # Long campaigns; resumable, results are appended below out/. Run again to go on.

@@ -6,6 +6,7 @@ Pruning is not writing: it acts with the newest epoch that has resumed, and clai
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
@@ -17,6 +18,7 @@ from ckpt.format import layout
 from ckpt.format.layout import Attempt, Epoch
 from ckpt.format.manifest import Claim, load_mark
 from ckpt.policy import Keep, reasons
+from ckpt.retention import collect_unfinished, unfinished
 from ckpt.store.contract import Store
 from ckpt.tools.gather import quarantine_reason, read_claim
 from ckpt.tools.scrub import SCRUB
@@ -57,8 +59,8 @@ class Done:
     waiting: tuple[Attempt, ...]
 
 
-def plan(place: Place, keep: Keep, grace_s: float) -> Plan:
-    """What ``apply`` would do now; nothing is changed.
+def plan(place: Place, keep: Keep, grace_s: float, *, abandoned: bool = False) -> Plan:
+    """What ``apply`` would do now; nothing is changed. ``abandoned``: what older starts left unfinished goes, too.
 
     Raises ``NotFound`` where no start has resumed, ``Damaged`` where the newest usable step is: what is older may be
     all that there is.
@@ -78,7 +80,8 @@ def plan(place: Place, keep: Keep, grace_s: float) -> Plan:
                        hint=f"ckpt ls {place.store.url} --all")  # fmt: skip
     usable = cat.usable(listing)
     _check_newest(cat, usable)
-    lines = _lines(place.store, cat, listing, usable, folders, keep, grace_s)
+    lost = set(unfinished(cat, epoch, own=False)) if abandoned else set()
+    lines = _lines(place.store, cat, listing, usable, folders, keep, grace_s, lost)
     newest = listing.newest_epoch
     starting = newest if newest is not None and newest > epoch else None
     return Plan(epoch=epoch, lines=tuple(sorted(lines, key=lambda x: x.attempt, reverse=True)), starting=starting,
@@ -102,7 +105,7 @@ def _check_newest(cat: Catalog, usable: list[Attempt]) -> None:
 
 def _lines(
     store: Store, cat: Catalog, listing: Listing, usable: list[Attempt], folders: dict[Attempt, int], keep: Keep,
-    grace_s: float,
+    grace_s: float, lost: Collection[Attempt],
 ) -> list[Line]:  # fmt: skip
     going = set(catalog.plan_retention(usable, keep))
     why = reasons(keep, list(dict.fromkeys(a.step for a in usable)))
@@ -116,6 +119,8 @@ def _lines(
             fate, text = "retire", "a newer attempt of the step is kept" if newer else "no policy keeps it"
         elif a in usable:
             text = ", ".join(why.get(a.step, ("newest",)))
+        elif a in lost:
+            fate, text = "delete", "unfinished: its start is over and never committed it"
         elif a in listing.quarantined:
             text = f"quarantined: {quarantine_reason(store, a)}"
         elif a in listing.retiring:
@@ -146,8 +151,10 @@ def _ago(seconds: float, word: str = "ago") -> str:
     return f"{seconds / 60:.0f} min {word}" if seconds >= 60 else f"{seconds:.0f} s {word}"
 
 
-def apply(place: Place, found: Plan, keep: Keep, grace_s: float) -> Done:
+def apply(place: Place, found: Plan, keep: Keep, grace_s: float, *, abandoned: bool = False) -> Done:
     """Retire what the policy does not keep, and delete what was retired ``grace_s`` seconds ago or before.
+
+    ``abandoned`` also deletes what starts before the one that counts left unfinished.
 
     On return the retirements are durable. Raises ``Superseded``, with nothing deleted, where a start is in progress;
     interrupted anywhere, the next call (or the running job) goes on. The policy is applied to what is there now.
@@ -161,10 +168,12 @@ def apply(place: Place, found: Plan, keep: Keep, grace_s: float) -> Done:
         except ObjectMissing:  # the running job finished a retirement that this one had listed
             time.sleep(0.1)
             continue
+        if abandoned:
+            deleted = [*deleted, *collect_unfinished(place.catalog, found.epoch, own=False)]
         for a in deleted:  # what earlier validations remember of it
             place.store.delete([e.key for e in place.store.list(f"{SCRUB}{a}/")])
         after = place.catalog.listing()
-        retired = (after.retiring | set(deleted)) - before.retiring
+        retired = (after.retiring | {a for a in deleted if a in before.commits}) - before.retiring
         return Done(retired=tuple(sorted(retired)), deleted=tuple(deleted), waiting=tuple(sorted(after.retiring)))
     raise StorageError(f"{place.store.url}: retired steps disappear while they are read; another prune is at work",
                        hint=f"ckpt ls {place.store.url} --all")  # fmt: skip

@@ -18,6 +18,7 @@ from ckpt.format.layout import Epoch
 from ckpt.store import open_store
 from ckpt.store.local import LocalStore
 from tests.corpus.golden import GOLDEN_V1
+from tests.unit.ckpt.test_saves import half_a_save
 
 
 def steps(url: str) -> list[int]:
@@ -186,3 +187,22 @@ def test_newest_valid_looks_again_where_its_step_is_retired(
     assert cli.run(["newest-valid", url]) == 0
     assert capsys.readouterr().out == "11\n"
     assert done
+
+
+def test_abandoned_attempts_go_on_request_and_only_those_of_starts_that_are_over(
+    job: tuple[str, ckpt.Checkpoints, ckpt.State], capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, _, state = job
+    over = half_a_save(Path(url), 11, 1)
+    ckpt.open(url).resume(state)
+    writing = half_a_save(Path(url), 12, 2)
+    assert cli.run(["prune", url, "--keep", "every:1", "--apply"]) == 0
+    assert (Path(url) / over.prefix).exists()
+    assert cli.run(["prune", url, "--keep", "every:1", "--abandoned"]) == 0
+    assert (Path(url) / over.prefix).exists(), "a dry run"
+    capsys.readouterr()
+    assert cli.run(["prune", url, "--keep", "every:1", "--abandoned", "--apply", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["done"] == {"retired": [], "deleted": [str(over)], "waiting": []}
+    assert not (Path(url) / over.prefix).exists()
+    assert (Path(url) / writing.prefix).exists()
+    assert len(steps(url)) == 10

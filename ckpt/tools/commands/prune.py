@@ -21,16 +21,19 @@ from ckpt.tools.target import Address, locate
 @click.option("--apply", "really", is_flag=True, help="Do it. Without this nothing is changed.")
 @click.option("--grace", "grace_s", type=Duration(), default="10m", show_default=True,
               help="How long a retired step's data stay, so that readers can finish.")  # fmt: skip
+@click.option("--abandoned", is_flag=True, help="Also what starts that are over left unfinished.")
 @common
 @click.pass_obj
 def prune(
-    settings: Settings, url: str, text: str, really: bool, grace_s: float, client: str | None, options: dict[str, Any]
-) -> int:
+    settings: Settings, url: str, text: str, really: bool, grace_s: float, abandoned: bool, client: str | None,
+    options: dict[str, Any],
+) -> int:  # fmt: skip
     """Show which steps a policy would remove from the run at URL; with --apply, remove them.
 
     A removed step is first retired: its commit record goes, and its data after the grace period (by the running
-    job's own retention, or by pruning again). The newest step, quarantined ones and unfinished attempts always stay. A
-    running job is not disturbed; while a start is choosing its step, nothing is removed (exit status 6).
+    job's own retention, or by pruning again). The newest step and quarantined ones always stay; so do unfinished
+    attempts, but for those of starts that are over where --abandoned is given. A running job is not disturbed; while
+    a start is choosing its step, nothing is removed (exit status 6).
 
     \b
     Examples:  ckpt prune s3://bucket/run42 --keep latest:3,every:1000
@@ -41,9 +44,9 @@ def prune(
     if address.step is not None:
         raise click.UsageError(f"prune looks at all steps: leave @{address.step} out")
     place = locate(address)
-    plan = pruning.plan(place, keep, grace_s)
-    done = pruning.apply(place, plan, keep, grace_s) if really else None
-    flags = f"--keep {keep} --grace {shown_duration(grace_s)} --apply"
+    plan = pruning.plan(place, keep, grace_s, abandoned=abandoned)
+    done = pruning.apply(place, plan, keep, grace_s, abandoned=abandoned) if really else None
+    flags = f"--keep {keep} --grace {shown_duration(grace_s)}{' --abandoned' * abandoned} --apply"
     nothing = all(line.fate == "keep" for line in plan.lines)
     more = [] if nothing or (done and not done.waiting) else [address.paste("prune", flags=flags)]
     if settings.json:

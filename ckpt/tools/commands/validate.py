@@ -49,9 +49,9 @@ def validate(
 
     Every object, tensor and rank that differs from what was saved is named. URL is a run (the newest usable step,
     and older ones until one is good; or the step after "@"), an attempt's folder, or a folder that
-    ckpt.ObjectWriter wrote. The verdict is good, bad, or not verified; a plain DCP folder has nothing to be
-    verified against. Nothing is changed and no code from a file is run. Checksums are XXH3-128: they find
-    accidents, not attackers.
+    ckpt.ObjectWriter wrote. The verdict is good, bad, or not verified; of a plain DCP folder
+    the CRC-32 is compared that torch stores, of safetensors, which have no checksums, only the structure. Nothing is
+    changed and no code from a file is run. Checksums find accidents, not attackers.
 
     With --subset, --max-age or --max-duration, what was found good is remembered in small records below scrub/ in the
     run, so that a later call goes on where this one stops; else nothing at all is written. What the budget leaves is
