@@ -7,6 +7,7 @@ a late commit of a stale writer, or of a branch that was rolled back from, is ne
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -34,6 +35,8 @@ from ckpt.format.manifest import (
 from ckpt.policy import Keep
 from ckpt.store import conditional_put_works
 from ckpt.store.contract import Store
+
+Needs = dict[Attempt, frozenset[Attempt]]  # whose data an attempt refers to
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,7 @@ class Catalog:
 
     store: Store
     _bases: dict[Epoch, tuple[Attempt | None, bool]] = field(default_factory=dict)
+    _references: dict[Attempt, frozenset[Attempt]] = field(default_factory=dict)
 
     def listing(self) -> Listing:
         """List the run's records, in an order in which something to choose is always seen.
@@ -164,6 +168,9 @@ class Catalog:
         commit = load_commit(self.store.get(attempt.commit_key), where)
         if commit.attempt != str(attempt) or commit.step != attempt.step:
             raise Damaged(f"{where} speaks of {commit.attempt}, step {commit.step}")
+        if commit.quarantined:
+            raise Damaged(f"step {attempt.step} was quarantined when it was committed",
+                          facts=[("see", f"{self.store.url}/{attempt.quarantine_key}")])  # fmt: skip
         key = attempt.prefix + layout.MANIFEST
         try:
             data = self.store.get(key)
@@ -181,13 +188,40 @@ class Catalog:
         manifest = load_manifest(data, f"{self.store.url}/{key}")
         if (manifest.attempt, manifest.step) != (str(attempt), attempt.step):
             raise Damaged(f"{self.store.url}/{key} is of another attempt: {manifest.attempt}, step {manifest.step}")
-        sizes = {e.key.removeprefix(attempt.prefix): e.size for e in self.store.list(attempt.prefix)}
-        if facts := manifest.differing_objects(sizes):
+        if facts := manifest.differing_objects(attempt.prefix, self.store.list):
             raise Incomplete(
                 f"step {attempt.step}: {len(facts)} of {len(manifest.objects)} objects differ from the commit",
                 facts=facts[:20],
             )
         return Candidate(attempt, commit, manifest)
+
+    def needs(self, commits: Iterable[Attempt], marks: Mapping[Attempt, Mark] | None = None) -> Needs:
+        """Whose data each attempt needs besides its own: all that are committed, usable or not, and retired ones.
+
+        ``marks`` are retire records that were read already.
+        """
+        needs: dict[Attempt, frozenset[Attempt]] = {}
+        for a in commits:
+            with contextlib.suppress(ObjectMissing):  # retired since it was listed
+                needs[a] = self._refers_to(a)
+        for a in _attempts(self.store, layout.RETIRE) - needs.keys():  # listed last: no retired step is missed
+            with contextlib.suppress(ObjectMissing):  # its data are gone
+                needs[a] = _named((marks or {}).get(a) or load_mark(self.store.get(a.retire_key), a.retire_key))
+        return needs
+
+    def _refers_to(self, attempt: Attempt) -> frozenset[Attempt]:
+        """What a commit record says that the step needs besides its own data; read once. Raises ``ObjectMissing``."""
+        if attempt not in self._references:
+            for last in (False, True):
+                try:
+                    record = load_commit(self.store.get(attempt.commit_key), attempt.commit_key)
+                except Damaged:
+                    if last:  # nobody can load the step any more
+                        return frozenset()
+                else:
+                    self._references[attempt] = _named(record)
+                    break
+        return self._references[attempt]
 
     def gone(self, attempt: Attempt) -> bool:
         """Whether its commit record was deleted: retention took the step while somebody looked at it."""
@@ -280,8 +314,13 @@ def check_not_superseded(store: Store, epoch: Epoch, seen: Iterable[Epoch] | Non
         )
 
 
-def commit(store: Store, attempt: Attempt, base: Attempt | None, manifest: bytes, total_bytes: int) -> None:
+def commit(
+    store: Store, attempt: Attempt, base: Attempt | None, manifest: bytes, total_bytes: int,
+    references: tuple[str, ...] = (), *, quarantined: bool = False,
+) -> None:  # fmt: skip
     """Make an attempt count: manifest, fence, commit record, fence. Coordinator only.
+
+    ``quarantined``: its quarantine record was written; a reader that listed those before sees it here.
 
     On return the step is durable and reported. ``Superseded`` means that it must not be reported.
     """
@@ -289,7 +328,7 @@ def commit(store: Store, attempt: Attempt, base: Attempt | None, manifest: bytes
     check_not_superseded(store, attempt.epoch)
     record = Commit(attempt=str(attempt), step=attempt.step, base=str(base) if base else None,
                     manifest_digest=digest(manifest), manifest_bytes=len(manifest), total_bytes=total_bytes,
-                    created=utc_now())  # fmt: skip
+                    created=utc_now(), references=references, quarantined=quarantined)  # fmt: skip
     if not store.put_if_absent(attempt.commit_key, dump("commit", record)):
         raise Refused(f"{store.url}/{attempt.commit_key} exists already")
     check_not_superseded(store, attempt.epoch)
@@ -317,35 +356,53 @@ def plan_retention(usable: list[Attempt], keep: Keep) -> list[Attempt]:
     return [a for n, a in enumerate(usable) if n > 0 and a not in kept]
 
 
+def held(needs: Needs) -> dict[Attempt, Attempt]:
+    """The attempts whose data must stay, with the newest that needs them. Pure."""
+    return {b: a for a in sorted(needs) for b in needs[a] if b != a}
+
+
 def retire(catalog: Catalog, epoch: Epoch, keep: Keep, *, grace_s: float) -> list[Attempt]:
     """Apply a keep policy for the writer that owns ``epoch``; returns the attempts whose data were deleted now.
 
     Retire record → fence → commit record deleted → data deleted once the record is older than ``grace_s`` seconds,
-    so that a reader which chose the step just before can finish. Interrupted anywhere, the next call goes on.
+    so that a reader which chose the step just before can finish, and once no other step refers to them. Interrupted
+    anywhere, the next call goes on.
     """
     store = catalog.store
     for a in plan_retention(catalog.usable(catalog.listing()), keep):
-        mark = Mark(attempt=str(a), reason="retired by the keep policy", epoch=str(epoch), created=utc_now())
-        store.put(a.retire_key, [dump("mark", mark)])
-    retiring = {a: _age_s(store, a) for a in _attempts(store, layout.RETIRE)}
+        with contextlib.suppress(ObjectMissing):  # another has retired it since
+            references = tuple(sorted(map(str, catalog._refers_to(a))))
+            mark = Mark(attempt=str(a), reason="retired by the keep policy", epoch=str(epoch), created=utc_now(),
+                        references=references)  # fmt: skip
+            store.put(a.retire_key, [dump("mark", mark)])
+    retiring = {a: load_mark(store.get(a.retire_key), a.retire_key) for a in _attempts(store, layout.RETIRE)}
     if not retiring:
         return []
     check_not_superseded(store, epoch)
     # a retirement that a base record of a later epoch voided is usable again: it stays, its mark goes
-    usable = set(catalog.usable(catalog.listing()))
+    listing = catalog.listing()
+    usable = set(catalog.usable(listing))
     store.delete([a.retire_key for a in retiring if a in usable])
     gone = [a for a in retiring if a not in usable]
     store.delete([a.commit_key for a in gone])
-    deleted = [a for a in gone if retiring[a] >= grace_s]
-    for a in deleted:
-        store.delete([e.key for e in store.list(a.prefix)])
-        store.delete([a.retire_key])
+    old = sorted((a for a in gone if _age_s(retiring[a]) >= grace_s), reverse=True)  # those that refer come first
+    needs = catalog.needs(listing.commits - set(gone), retiring) if old else {}
+    deleted = []
+    for a in old:
+        if a not in held(needs):
+            store.delete([e.key for e in store.list(a.prefix)])
+            store.delete([a.retire_key])
+            needs.pop(a, None)
+            deleted.append(a)
     return deleted
 
 
-def _age_s(store: Store, attempt: Attempt) -> float:
-    created = load_mark(store.get(attempt.retire_key), attempt.retire_key).created
-    return (datetime.now(UTC) - datetime.fromisoformat(created)).total_seconds()
+def _age_s(mark: Mark) -> float:
+    return (datetime.now(UTC) - datetime.fromisoformat(mark.created)).total_seconds()
+
+
+def _named(record: Commit | Mark) -> frozenset[Attempt]:
+    return frozenset(a for name in record.references if (a := layout.parse_attempt(name)) is not None)
 
 
 def _attempts(store: Store, folder: str) -> frozenset[Attempt]:

@@ -9,9 +9,9 @@ from typing import Any, Self
 from ckpt.catalog import Catalog
 from ckpt.engine.group import Group, current_group
 from ckpt.errors import Refused
-from ckpt.format.layout import Attempt, Epoch
 from ckpt.load import Loader, Resumed
 from ckpt.policy import Keep
+from ckpt.replicas import Policy
 from ckpt.save import Pending, Saved, Saver
 from ckpt.state import State
 from ckpt.store import open_store, refuse_object
@@ -41,12 +41,18 @@ class Checkpoints:
         fresh: bool,
         allow_fallback: bool,
         proof: bool = True,
+        incremental: bool = False,
+        replicas: str = "raise",
+        verify_snapshot: bool = False,
     ) -> None:
         self.store, self.url = store, store.url
         self._group, self._fresh = group, fresh
         self._catalog = Catalog(store)
         self._loader = Loader(self._catalog, group, deadline_s=deadline_s, allow_fallback=allow_fallback, proof=proof)
-        self._settings: dict[str, Any] = {"keep": keep, "deadline_s": deadline_s, "grace_s": grace_s}
+        self._settings: dict[str, Any] = {
+            "keep": keep, "deadline_s": deadline_s, "grace_s": grace_s, "incremental": incremental,
+            "replicas": Policy.parse(replicas), "verify_snapshot": verify_snapshot,
+        }  # fmt: skip
         self._saver: Saver | None = None
         self._pending: Pending | None = None
         self._last_step = -1
@@ -67,8 +73,10 @@ class Checkpoints:
         """
         if self._saver is not None:
             raise Refused("this run was resumed already; open it again to go back to a saved step")
-        resumed, epoch, base = self._loader.resume(state, fresh=self._fresh)
-        self._saver = self._new_saver(epoch, base)
+        resumed, epoch, previous = self._loader.resume(state, fresh=self._fresh)
+        base = previous.attempt if previous else None
+        held = previous if self._group.rank == 0 else None
+        self._saver = Saver(self._catalog, self._group.channel("save"), epoch, base, held, **self._settings)
         return resumed
 
     def load(self, state: State, step: int | None = None) -> Resumed:
@@ -126,9 +134,6 @@ class Checkpoints:
         if kind is None:
             self.close()
 
-    def _new_saver(self, epoch: Epoch, base: Attempt | None) -> Saver:
-        return Saver(self._catalog, self._group.channel("save"), epoch, base, **self._settings)
-
 
 def open(  # noqa: A001 (ckpt.open is how it is called)
     url: str | os.PathLike[str],
@@ -137,6 +142,9 @@ def open(  # noqa: A001 (ckpt.open is how it is called)
     fresh: bool = False,
     allow_fallback: bool = False,
     proof: bool = True,
+    incremental: bool = False,
+    replicas: str = "raise",
+    verify_snapshot: bool = False,
     deadline_s: float = DEADLINE_S,
     grace_s: float = GRACE_S,
     client: str | None = None,
@@ -147,6 +155,14 @@ def open(  # noqa: A001 (ckpt.open is how it is called)
     Called by all ranks after the process group is set up; without one this process is the only rank. ``keep`` is
     the retention policy (None: keep all); data of retired steps are deleted ``grace_s`` seconds later, so that
     readers can finish. ``proof`` compares the fingerprint of every restored tensor, where it lives, with the saved one.
+    ``incremental`` refers to tensors whose bytes the step before holds already instead of writing them: such a step is
+    read by torchrelay, and by plain DCP only in place on a file system, since it needs the data of older ones, which
+    are kept as long; one damaged object damages all steps that refer to it.
+    ``replicas`` says what a save does where replicas of a tensor differ between ranks: "raise" (the step is not
+    committed), "warn" (what most ranks hold is saved), "quarantine" (the same, and the step is never chosen), or "off";
+    "raise:10" compares at every tenth save.
+    ``verify_snapshot`` compares the copy that a save makes with the live tensors before it returns: for tests and
+    drills, since that adds the time of two fingerprints to the stall (each 0.15 to 0.3 s a GiB and core).
     ``fresh`` starts from zero beside existing steps. ``deadline_s`` bounds every wait for other
     ranks. ``client`` forces "obstore" or "fsspec"; ``storage_options`` are fsspec's (endpoint_url, key, secret, …).
 
@@ -173,4 +189,7 @@ def open(  # noqa: A001 (ckpt.open is how it is called)
         fresh=fresh,
         allow_fallback=allow_fallback,
         proof=proof,
+        incremental=incremental,
+        replicas=replicas,
+        verify_snapshot=verify_snapshot,
     )

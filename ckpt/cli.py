@@ -17,6 +17,7 @@ from ckpt.tools.options import STATUSES, Settings
 COMMANDS = {
     "ls": "ckpt.tools.commands.show:ls",
     "inspect": "ckpt.tools.commands.show:inspect",
+    "diff": "ckpt.tools.commands.diff:diff_",
     "validate": "ckpt.tools.commands.validate:validate",
     "newest-valid": "ckpt.tools.commands.marks:newest_valid",
     "quarantine": "ckpt.tools.commands.marks:quarantine",

@@ -16,9 +16,10 @@ from ckpt.catalog import Candidate, Catalog, Listing
 from ckpt.engine.group import Group
 from ckpt.engine.planner import Target, compare_keys
 from ckpt.engine.reader import ObjectReader
+from ckpt.engine.references import Previous
 from ckpt.errors import Damaged, NotFound, ObjectMissing, Refused, Unsafe
-from ckpt.format.layout import Attempt, Epoch, parse_attempt
-from ckpt.proof import live_report, prove
+from ckpt.format.layout import Attempt, Epoch
+from ckpt.proof import compare, first_differences, live_report, wrong_streams
 from ckpt.state import State
 
 MAX_FALLS = 2  # older steps that one start may fall back to by itself
@@ -29,6 +30,7 @@ _log = logging.getLogger("ckpt.load")
 class Resumed:
     """What a start restored. ``step`` is 0 and ``attempt`` None on a fresh run.
 
+    ``absent`` are entries that an adopted step lacks: they are as they were built.
     ``skipped`` are (attempt, reason) of newer steps that could not be used; ``rng`` is "restored", "derived" (other
     number of ranks than then) or "fresh"; ``proof`` says which tensors were proven equal to the saved ones by their
     fingerprints; ``seconds`` has the time of each phase on this rank.
@@ -42,6 +44,7 @@ class Resumed:
     rng: str
     proof: str = "nothing to prove"
     seconds: dict[str, float] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         if self.attempt is None:
@@ -52,6 +55,8 @@ class Resumed:
             else f"{self.world_now} ranks"
         )
         lines = [f"resumed step {self.step} ({self.attempt}, {worlds}, random streams {self.rng}, {self.proof})"]
+        if self.absent:
+            lines.append(f"  not in the step, left as they were built: {', '.join(self.absent)}")
         return "\n".join(lines + [f"  skipped {a}: {why}" for a, why in self.skipped])
 
 
@@ -73,7 +78,7 @@ class Loader:
         self.deadline_s, self.proof = deadline_s, proof
         self.max_falls = 10**9 if allow_fallback else MAX_FALLS
 
-    def resume(self, state: State, *, fresh: bool) -> tuple[Resumed, Epoch, Attempt | None]:
+    def resume(self, state: State, *, fresh: bool) -> tuple[Resumed, Epoch, Previous | None]:
         """Claim an epoch, restore the newest valid step, record the base. See ``Checkpoints.resume``."""
         seconds: dict[str, float] = {}
         mark = time.monotonic()
@@ -88,8 +93,8 @@ class Loader:
 
         choice = self.group.exchange("choose a step", lambda: None, begin, deadline_s=self.deadline_s)
         seconds["choose"] = time.monotonic() - mark
-        resumed = self._load(state, choice, seconds)
-        base = parse_attempt(resumed.attempt) if resumed.attempt else None
+        resumed, choice = self._load(state, choice, seconds)
+        base = choice.candidate.attempt if choice.candidate else None
         assert choice.epoch is not None
         own = choice.epoch
 
@@ -97,7 +102,9 @@ class Loader:
             catalog.write_base(self.catalog.store, own, base, fresh=fresh)
 
         self.group.exchange("record the base", lambda: None, record, deadline_s=self.deadline_s)
-        return resumed, own, base
+        if choice.candidate is None or choice.metadata is None:
+            return resumed, own, None
+        return resumed, own, Previous(choice.candidate.attempt, choice.candidate.manifest, choice.metadata)
 
     def load(self, state: State, step: int | None) -> Resumed:
         """Load a step (None: the newest valid one) without claiming the run. See ``Checkpoints.load``."""
@@ -111,7 +118,7 @@ class Loader:
         choice = self.group.exchange("choose a step", lambda: None, begin, deadline_s=self.deadline_s)
         if choice.candidate is None:
             raise NotFound(f"no committed step at {self.catalog.store.url}")
-        return self._load(state, choice, {}, fall_back=step is None)
+        return self._load(state, choice, {}, fall_back=step is None)[0]
 
     # --- choosing: on the coordinator -------------------------------------------------------------------------
 
@@ -168,7 +175,10 @@ class Loader:
 
     # --- reading: on every rank -------------------------------------------------------------------------------
 
-    def _load(self, state: State, choice: _Choice, seconds: dict[str, float], *, fall_back: bool = True) -> Resumed:
+    def _load(
+        self, state: State, choice: _Choice, seconds: dict[str, float], *, fall_back: bool = True
+    ) -> tuple[Resumed, _Choice]:
+        """Restore the chosen step, or an older one where its bytes are damaged; which one it was in the end."""
         size = self.group.size
         mark = time.monotonic()
         while choice.candidate is not None:
@@ -208,7 +218,7 @@ class Loader:
             ):
                 break
         if choice.candidate is None:
-            return Resumed(0, None, choice.skipped, None, size, "fresh", seconds=seconds)
+            return Resumed(0, None, choice.skipped, None, size, "fresh", seconds=seconds), choice
         seconds["read"] = time.monotonic() - mark
         attempt, manifest = choice.candidate.attempt, choice.candidate.manifest
         then = manifest.world_size
@@ -222,14 +232,37 @@ class Loader:
         mark = time.monotonic()
         proof = "not verified (switched off)"
         if self.proof:
-            proof = self.group.exchange(
-                "prove",
-                lambda: live_report(state, self.group.rank),
-                lambda reports: prove(manifest, reports),
+            proof = self._prove(state, choice)
+            seconds["prove"] = time.monotonic() - mark
+        done = Resumed(attempt.step, str(attempt), choice.skipped, then, size, rng, proof, seconds, state.absent)
+        return done, choice
+
+    def _prove(self, state: State, choice: _Choice) -> str:
+        """Compare fingerprints over all ranks; where some differ, every rank looks what it holds of them."""
+        assert choice.candidate is not None
+        assert choice.metadata is not None
+        rank, manifest, metadata = self.group.rank, choice.candidate.manifest, choice.metadata
+        reader = ObjectReader.in_run(self.catalog.store, choice.candidate.attempt.prefix, manifest)
+        reader.set_up_storage_reader(metadata, rank == 0)
+        same_world = manifest.world_size == self.group.size
+        compared = self.group.exchange(
+            "prove",
+            lambda: (live_report(state, rank), wrong_streams(state, rank, reader) if same_world else []),
+            lambda found: compare(manifest, [report for report, _ in found], [streams for _, streams in found]),
+            deadline_s=self.deadline_s,
+        )
+        if compared.differing or compared.streams:
+
+            def refuse(found: list[list[str]]) -> None:
+                raise compared.refusal(found)
+
+            self.group.exchange(
+                "compare again",
+                lambda: first_differences(state, rank, compared.differing, reader),
+                refuse,
                 deadline_s=self.deadline_s,
             )
-            seconds["prove"] = time.monotonic() - mark
-        return Resumed(attempt.step, str(attempt), choice.skipped, then, size, rng, proof, seconds)
+        return str(compared)
 
     def _read(self, state: State, choice: _Choice) -> dict[str, object]:
         assert choice.candidate is not None

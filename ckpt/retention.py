@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckpt.catalog import Catalog, check_not_superseded, quarantine
+from ckpt.catalog import Catalog, check_not_superseded, held, quarantine
 from ckpt.format import layout
 from ckpt.format.layout import Attempt, Epoch
 
@@ -26,7 +26,8 @@ def unfinished(catalog: Catalog, epoch: Epoch, *, own: bool) -> list[Attempt]:
         if (a := layout.parse_record_key(e.key, layout.RETIRE)) is not None
     }  # fmt: skip
     # a retired step loses its commit record before its data; its readers have their time
-    return sorted(candidates - listing.commits - listing.retiring - retiring)
+    left = candidates - listing.commits - listing.retiring - retiring
+    return sorted(left - held(catalog.needs(listing.commits)).keys()) if left else []
 
 
 def collect_unfinished(catalog: Catalog, epoch: Epoch, *, own: bool) -> list[Attempt]:

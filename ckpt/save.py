@@ -9,20 +9,23 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
-from ckpt import catalog
+from ckpt import catalog, replicas
 from ckpt.catalog import Catalog
 from ckpt.engine.group import Group, Scattered
 from ckpt.engine.planner import Replica, Snapshot
+from ckpt.engine.references import Offer, Previous
 from ckpt.engine.writer import ObjectWriter
-from ckpt.errors import RankFailed, Refused
+from ckpt.errors import Damaged, RankFailed, Refused
 from ckpt.format.layout import Attempt, Epoch
 from ckpt.policy import Keep
+from ckpt.proof import check_untorn
+from ckpt.replicas import Divergence
 from ckpt.retention import collect_unfinished
 from ckpt.state import State, differing_values
 
@@ -36,19 +39,24 @@ class _Share:
     replicas: dict[str, Replica]
 
 
-_Told = tuple[Attempt, SavePlan]  # what one rank is told to write, and where
+_Told = tuple[Attempt, SavePlan, Offer]  # what one rank is told to write, where, and what is there already
 _log = logging.getLogger("ckpt.save")
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A committed step; times in seconds, ``bytes`` over all ranks, ``stall_s`` is what this rank's training waited."""
+    """A committed step; times in seconds, ``bytes`` were written by all ranks, this rank's training waited ``stall_s``.
+
+    ``diverged`` names tensors of which replicas differed, and the ranks; with ``quarantined`` the step is never chosen.
+    """
 
     step: int
     attempt: str
     bytes: int
     stall_s: float
     persist_s: float
+    diverged: tuple[str, ...] = ()
+    quarantined: bool = False
 
 
 class Pending:
@@ -100,27 +108,40 @@ class Saver:
     group: Group
     epoch: Epoch
     base: Attempt | None
+    previous: Previous | None  # the resumed step, later the newest committed one; used by the coordinator only
     keep: Keep | None
     deadline_s: float
     grace_s: float
+    incremental: bool = False
+    replicas: replicas.Policy = replicas.Policy("raise")  # noqa: RUF009 (frozen)
+    verify_snapshot: bool = False
     _counters: dict[int, int] = field(default_factory=dict)  # used by the coordinator only
     _leftovers: bool = True  # whether there may be attempts that nobody finished
+    _saves: int = 0
+    _equal: int | None = None  # the step at which all replicas were last seen equal
+
+    def __post_init__(self) -> None:
+        self._equal = self.base.step if self.base else None
 
     def save(self, step: int, state: State) -> Pending:
         """Copy the state and start writing it; returns after the copy."""
         began = time.monotonic()
+        self._saves += 1
         captured = state.capture(self.group.rank)
         digests = state.value_digests(captured)
         snapshot = Snapshot(captured)
+        if self.verify_snapshot:
+            check_untorn(step, captured, snapshot)
         buffers = state.buffers()
+        compared = self.group.size > 1 and self.replicas.due(self._saves)
         stall_s = time.monotonic() - began
-        return Pending(step, lambda: self._persist(step, snapshot, digests, buffers, stall_s))
+        return Pending(step, lambda: self._persist(step, snapshot, digests, buffers, compared, stall_s))
 
     def _persist(
-        self, step: int, snapshot: Snapshot, digests: dict[str, str], buffers: set[str], stall_s: float
+        self, step: int, snapshot: Snapshot, digests: dict[str, str], buffers: set[str], compared: bool, stall_s: float
     ) -> Saved:
         began = time.monotonic()
-        planned: list[Metadata] = []
+        planned: list[tuple[Metadata, list[Divergence]]] = []
         unfinished, self._leftovers = self._leftovers, True
 
         def plan(all_ranks: list[_Share]) -> _Told | Scattered[_Told]:
@@ -128,32 +149,38 @@ class Saver:
             catalog.check_not_superseded(self.catalog.store, self.epoch)
             attempt = Attempt(step, self.epoch, self._counters.get(step, 0))
             self._counters[step] = attempt.counter + 1
-            one_copy = _one_copy_of_replicas(step, all_ranks, buffers)
-            plans, metadata = snapshot.create_global_plan(one_copy)
-            planned.append(metadata)
+            wrong, keepers = self._diverged(step, all_ranks, buffers, compared)
+            plans, metadata = snapshot.create_global_plan(replicas.one_copy([s.plan for s in all_ranks], keepers))
+            planned.append((metadata, wrong))
             writer = ObjectWriter.in_run(self.catalog.store, attempt)
             writer.set_up_storage_writer(True)
-            return Scattered((attempt, p) for p in writer.prepare_global_plan(plans))
+            final = writer.prepare_global_plan(plans)
+            return Scattered((attempt, p, offer) for p, offer in zip(final, self._offers(final), strict=True))
 
-        attempt, final = self.group.exchange(
+        attempt, final, offer = self.group.exchange(
             f"step {step}, plan",
-            lambda: _Share(snapshot.local_plan, digests, snapshot.replicas() if self.group.size > 1 else {}),
+            lambda: _Share(snapshot.local_plan, digests, snapshot.replicas() if compared else {}),
             plan,
             deadline_s=self.deadline_s,
         )
         writer = ObjectWriter.in_run(self.catalog.store, attempt)
 
-        def commit(results: list[Sequence[WriteResult]]) -> tuple[str, int]:
-            writer.publish(planned[0], results, world_size=self.group.size)
-            assert writer.manifest is not None
+        def commit(results: list[Sequence[WriteResult]]) -> tuple[str, int, tuple[str, ...]]:
+            metadata, wrong = planned[0]
             total = sum(r.size_in_bytes for rank in results for r in rank)
-            catalog.commit(self.catalog.store, attempt, self.base, writer.manifest, total)
-            return str(attempt), total
+            try:
+                writer.publish(metadata, results, world_size=self.group.size)
+                self._commit(attempt, writer, metadata, wrong, total)
+            except Damaged:
+                self.previous = None  # what was referred to may be lost: the next save writes all
+                raise
+            return str(attempt), total, tuple(f"{d.key}: {d}" for d in wrong)
 
-        name, total = self.group.exchange(
-            f"step {step}, write", lambda: writer.write(final, snapshot), commit, deadline_s=self.deadline_s
+        name, total, diverged = self.group.exchange(
+            f"step {step}, write", lambda: writer.write(final, snapshot, offer), commit, deadline_s=self.deadline_s
         )
-        saved = Saved(step, name, total, stall_s, time.monotonic() - began)
+        quarantined = bool(diverged) and self.replicas.action == "quarantine"
+        saved = Saved(step, name, total, stall_s, time.monotonic() - began, diverged, quarantined)
         _log.info(
             "step %d committed: %d bytes in %.2f s, training waited %.3f s",
             step,
@@ -164,6 +191,53 @@ class Saver:
         self._leftovers = self._retain(unfinished)
         self._warn_of_a_full_disk(total)
         return saved
+
+    # --- on the coordinator -----------------------------------------------------------------------------------
+
+    def _diverged(
+        self, step: int, shares: list[_Share], buffers: set[str], compared: bool
+    ) -> tuple[list[Divergence], dict[str, int]]:
+        """Tensors of which replicas differ and should not, and which rank's copy of a tensor is written.
+
+        Buffers differ in every DDP job with BatchNorm, where rank 0's are the ones that count. Raises ``Refused``.
+        """
+        keepers = replicas.first_holders([s.plan for s in shares], buffers)
+        if not compared:
+            return [], keepers
+        found = replicas.compare([share.replicas for share in shares])
+        wrong = [d for d in found if d.key not in buffers or not d.alike]
+        if not wrong:
+            self._equal = step
+        elif self.replicas.action == "raise" or not all(d.alike for d in wrong):
+            raise replicas.refusal(step, wrong, self._equal)
+        for d in wrong:
+            _log.warning("step %d, %s: %s; last equal: %s", step, d.key, d, replicas.last_equal(self._equal))
+        return wrong, {d.key: d.keeper for d in wrong} | keepers
+
+    def _offers(self, plans: Sequence[SavePlan]) -> list[Offer]:
+        """What each rank may refer to: of the newest usable step, so that no retention takes it meanwhile."""
+        if self.incremental and self.previous is not None:
+            listing = self.catalog.listing()
+            if self.catalog.usable(listing)[:1] == [self.previous.attempt]:
+                return [self.previous.offer(p, listing.quarantined) for p in plans]
+        return [Offer()] * len(plans)
+
+    def _commit(
+        self, attempt: Attempt, writer: ObjectWriter, metadata: Metadata, wrong: list[Divergence], total: int
+    ) -> None:
+        assert writer.manifest is not None
+        assert writer.record is not None
+        bad = bool(wrong) and self.replicas.action == "quarantine"
+        if self.previous is not None and writer.record.references:
+            self.previous.check(metadata, writer.record)
+        if bad:
+            details = [*(f"{d.key}: {d}" for d in wrong), f"last equal: {replicas.last_equal(self._equal)}"]
+            catalog.quarantine(self.catalog.store, attempt, "replicas differ", details, self.epoch)
+        catalog.commit(
+            self.catalog.store, attempt, self.base, writer.manifest, total, writer.record.references, quarantined=bad
+        )
+        if not bad:
+            self.previous = Previous(attempt, writer.record, metadata)
 
     def _warn_of_a_full_disk(self, step_bytes: int) -> None:
         """A step is written before an old one goes, so there must be room for one more."""
@@ -195,29 +269,3 @@ def _check_same_values(step: int, per_rank: list[dict[str, str]]) -> None:
             facts=[(d.key, "differs from rank 0 on rank " + ", ".join(map(str, d.ranks))) for d in differing[:10]],
             hint="make them equal before the save; only random streams and a torch.Generator may differ",
         )
-
-
-def _one_copy_of_replicas(step: int, shares: list[_Share], buffers: set[str]) -> list[SavePlan]:
-    """The ranks' plans, where of replicas that differ only rank 0's are left; refused unless they are buffers.
-
-    DCP writes a replicated tensor from whichever rank has least to write: of replicas that differ, a mixture that no
-    rank ever had. Buffers differ in every DDP job with BatchNorm, where rank 0's are the ones that count.
-    """
-    first = shares[0].replicas
-    differing: dict[str, list[int]] = {}
-    for r, share in enumerate(shares[1:], start=1):
-        for key, mine in share.replicas.items():
-            if key in first and mine != first[key]:
-                differing.setdefault(key, []).append(r)
-    if wrong := [k for k in differing if k not in buffers or any(s.replicas[k][:2] != first[k][:2] for s in shares)]:
-        raise Refused(
-            f"step {step}: {len(wrong)} tensors differ between ranks, though nothing says that they are sharded",
-            facts=[(k, "differs from rank 0 on rank " + ", ".join(map(str, differing[k]))) for k in wrong[:10]],
-            hint="a replica has diverged, or a tensor of one rank should be a DTensor or have a name of its own",
-        )
-    return [
-        share.plan
-        if r == 0
-        else replace(share.plan, items=[i for i in share.plan.items if i.index.fqn not in differing])
-        for r, share in enumerate(shares)
-    ]

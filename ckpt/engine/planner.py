@@ -13,12 +13,13 @@ from typing import Any, cast
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem, WriteItemType
 
 from ckpt.engine.fingerprint import partial
 from ckpt.engine.frame import owned
 from ckpt.errors import Mismatch, Refused, Unsafe
+from ckpt.format.fingerprint import Box, Partial
 
 StateDict = dict[str, Any]
 Replica = tuple[tuple[int, ...], str, bytes]
@@ -43,6 +44,7 @@ class Snapshot(DefaultSavePlanner):
         self.set_up_planner(state, None, False)
         self.local_plan: SavePlan = self.create_local_plan()
         self._staged = {item.index: self._stage(item) for item in self.local_plan.items}
+        self._parts: dict[MetadataIndex, Partial] = {}
         self.state_dict = {}  # let go of the live state
 
     def _stage(self, item: WriteItem) -> torch.Tensor | bytes:
@@ -56,14 +58,31 @@ class Snapshot(DefaultSavePlanner):
         copy = owned(data)
         return copy.clone() if copy.data_ptr() == data.data_ptr() else copy
 
+    def part(self, item: WriteItem) -> Partial:
+        """What a staged tensor chunk adds to its tensor's fingerprint; computed once. Any thread but one at a time."""
+        if item.index not in self._parts:
+            data, chunk = self._staged[item.index], item.tensor_data
+            assert isinstance(data, torch.Tensor)
+            assert chunk is not None
+            self._parts[item.index] = partial(data, tuple(chunk.size), tuple(chunk.chunk.offsets))
+        return self._parts[item.index]
+
+    def parts(self) -> dict[str, dict[Box, Partial]]:
+        """The same of all tensor chunks, by name and box."""
+        out: dict[str, dict[Box, Partial]] = {}
+        for item in self.local_plan.items:
+            if (chunk := item.tensor_data) is not None:
+                box = tuple(chunk.chunk.offsets), tuple(chunk.chunk.sizes)
+                out.setdefault(item.index.fqn, {})[box] = self.part(item)
+        return out
+
     def replicas(self) -> dict[str, Replica]:
         """What this rank holds of each tensor that is not sharded: shape, dtype, and its fingerprint's sums."""
         out: dict[str, Replica] = {}
         for item in self.local_plan.items:
             data = self._staged[item.index]
             if item.type == WriteItemType.TENSOR and isinstance(data, torch.Tensor):
-                shape = tuple(data.shape)
-                out[item.index.fqn] = (shape, dtype_name(data.dtype), partial(data, shape, (0,) * len(shape)).encode())
+                out[item.index.fqn] = (tuple(data.shape), dtype_name(data.dtype), self.part(item).encode())
         return out
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002 (DCP's name)

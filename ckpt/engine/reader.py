@@ -21,11 +21,12 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from ckpt.errors import Damaged, Incomplete, Mismatch, NotFound, ObjectMissing
-from ckpt.format import dcpmeta, layout
+from ckpt.engine.planner import decode_value
+from ckpt.errors import Damaged, Incomplete, Mismatch, NotFound, ObjectMissing, Refused
+from ckpt.format import dcpmeta, layout, torchpickle
 from ckpt.format.blocks import Item, row_span
 from ckpt.format.digest import Buffer, digest
-from ckpt.format.manifest import DTYPE_BYTES, Manifest, load_index, load_manifest
+from ckpt.format.manifest import DTYPE_BYTES, Manifest, load_manifest
 from ckpt.store import open_store
 from ckpt.store.contract import Store
 
@@ -57,8 +58,8 @@ class ObjectReader(StorageReader):
         self._attach(open_store(url, **self._options), "", None)
 
     @classmethod
-    def in_run(cls, store: Store, prefix: str, manifest: Manifest) -> ObjectReader:
-        """Make a reader for an attempt folder whose manifest was read and checked already."""
+    def in_run(cls, store: Store, prefix: str, manifest: Manifest | None) -> ObjectReader:
+        """Make a reader for a folder below a store; ``manifest`` where it was read and checked already."""
         self = cls.__new__(cls)
         self._options = {}
         self._attach(store, prefix, manifest)
@@ -67,7 +68,7 @@ class ObjectReader(StorageReader):
     def _attach(self, store: Store, prefix: str, manifest: Manifest | None) -> None:
         self._store, self._prefix, self._manifest = store, prefix, manifest
         self._metadata: Metadata | None = None
-        self._indexes: dict[int, dict[tuple[str, tuple[int, ...] | None], Item]] = {}
+        self._indexes: dict[str, dict[tuple[str, tuple[int, ...] | None], Item]] = {}
 
     # --- DCP's sequence of calls --------------------------------------------------------------------------
 
@@ -134,9 +135,11 @@ class ObjectReader(StorageReader):
                     hint=f"ckpt ls {self._store.url}   |   a plain DCP folder is read by DCP's own FileSystemReader",
                 ) from None
             manifest = load_manifest(data, f"{self._where}/{layout.MANIFEST}")
+            if manifest.references and not self._prefix:
+                raise Refused(f"{self._where} refers to objects of {len(manifest.references)} other steps of its run",
+                              hint="open the run: ckpt.open(url).load(state, step)   |   ckpt export")  # fmt: skip
             # sizes are compared before any of them is believed: nothing is allocated for what is not there
-            sizes = {e.key.removeprefix(self._prefix): e.size for e in self._store.list(self._prefix)}
-            if facts := manifest.differing_objects(sizes):
+            if facts := manifest.differing_objects(self._prefix, self._store.list):
                 raise Incomplete(
                     f"{self._where}: {len(facts)} of {len(manifest.objects)} objects differ", facts=facts[:20]
                 )
@@ -148,50 +151,62 @@ class ObjectReader(StorageReader):
         needs = sorted(map(self._need, plan.items), key=lambda n: (n.item.object, n.item.start, n.lo))
         with ThreadPoolExecutor(READS_IN_FLIGHT, thread_name_prefix="ckpt-read") as pool:
             for batch in _batches(needs):
-                for need, payload in zip(batch, pool.map(self._fetch, batch), strict=True):
+                payloads = pool.map(lambda n: self.fetch(n.item, n.lo, n.hi), batch)
+                for need, payload in zip(batch, payloads, strict=True):
                     _hand_over(need, payload, planner)
 
     def _need(self, read: ReadItem) -> _Need:
-        item = self._lookup(read.storage_index)
+        item = self.find(read.storage_index)
         if read.type is LoadItemType.BYTE_IO or item.dtype is None:
             return _Need(read, item, 0, item.payload_length)
         rows = (read.storage_offsets[0], read.lengths[0]) if item.shape else (0, 1)
         return _Need(read, item, *row_span(item.shape, DTYPE_BYTES[item.dtype], *rows))
 
-    def _lookup(self, index: MetadataIndex) -> Item:
-        """The item of the rank's index that a chunk of the metadata points to."""
+    def value(self, name: str) -> Any:
+        """A value that is no tensor, decoded with torch's allow-list. Raises ``Unsafe``."""
+        item = self.find(MetadataIndex(name))
+        return decode_value(io.BytesIO(self.fetch(item, 0, item.payload_length)), name)
+
+    def chunks(self, name: str) -> list[Item]:
+        """The stored chunks of a tensor, in the order of their offsets."""
+        assert self._metadata is not None, "set_up_storage_reader comes first"
+        stored = [i for i in self._metadata.storage_data if i.fqn == name]
+        return sorted(map(self.find, stored), key=lambda i: i.offsets or ())
+
+    def find(self, index: MetadataIndex) -> Item:
+        """The item of the rank's index that a chunk of the metadata points to; any thread but one at a time."""
         assert self._metadata is not None, "set_up_storage_reader comes first"
         info = self._metadata.storage_data[index]
+        holder, _ = layout.split_name(info.relative_path)
         rank = layout.data_rank(info.relative_path)
         if rank is None:
             raise Damaged(f"{self._where}: {index.fqn} points to {info.relative_path!r}, which is no data object")
-        if rank not in self._indexes:
-            self._indexes[rank] = self._read_index(rank)
+        name = layout.reference_name(holder, layout.index_name(rank))
+        if name not in self._indexes:
+            self._indexes[name] = self._read_index(name, rank)
         key = (index.fqn, None if index.offset is None else tuple(index.offset))
-        item = self._indexes[rank].get(key) or self._indexes[rank].get((index.fqn, None))
+        item = self._indexes[name].get(key) or self._indexes[name].get((index.fqn, None))
         if item is None or (item.object, item.start, item.length) != (
             info.relative_path,
             info.offset,
             info.length,
         ):
-            raise Damaged(f"{self._where}: index of rank {rank} and {layout.METADATA} disagree about {index.fqn}")
+            raise Damaged(f"{self._where}: {name} and {layout.METADATA} disagree about {index.fqn}")
         return item
 
-    def _read_index(self, rank: int) -> dict[tuple[str, tuple[int, ...] | None], Item]:
-        name = layout.index_name(rank)
+    def _read_index(self, name: str, rank: int) -> dict[tuple[str, tuple[int, ...] | None], Item]:
         record = next((o for o in self.manifest.objects if o.name == name), None)
         if record is None:
             raise Damaged(f"{self._where}: the manifest names no {name}")
         data = self._verified(name, record.bytes, record.digest, rank)
-        sizes = {o.name: o.bytes for o in self.manifest.objects}
-        return {(i.fqn, i.offsets): i for i in load_index(data, f"{self._where}/{name}", sizes).items}
+        return {(i.fqn, i.offsets): i for i in self.manifest.load_index(data, name, f"{self._where}/{name}").items}
 
     def _verified(self, name: str, size: int, want: str, rank: int) -> bytes:
         """A whole small object whose bytes are proven; read twice before it is called damaged."""
         found: list[str] = []
         for _ in range(2):
             try:
-                data = self._store.get(self._prefix + name, max_bytes=max(size, 1))
+                data = self._store.get(layout.object_key(self._prefix, name), max_bytes=max(size, 1))
             except ObjectMissing:
                 raise Incomplete(f"{self._where}/{name} is missing", facts=[("written by", f"rank {rank}")]) from None
             if len(data) == size and digest(data) == want:
@@ -199,19 +214,19 @@ class ObjectReader(StorageReader):
             found.append(f"{digest(data)} in {len(data)} bytes")
         raise _damaged(f"{self._where}/{name}", None, rank, f"{want} in {size} bytes", found)
 
-    def _fetch(self, need: _Need) -> memoryview:
-        """Payload bytes [lo, hi) of an item, every block that holds one of them verified."""
-        item = need.item
-        spans = [item.block_range(n) for n in item.blocks_covering(need.lo, need.hi)]
+    def fetch(self, item: Item, first: int, last: int) -> memoryview:
+        """Payload bytes [first, last) of an item, every block that holds one of them verified. Any thread."""
+        numbers = item.blocks_covering(first, last)
+        spans = [item.block_range(n) for n in numbers]
         begin, end = spans[0][0], spans[-1][1]  # blocks follow one another: one range
         (got,) = self._get(item.object, [(begin, end)])
         data = memoryview(got).cast("B")
-        for n, (lo, hi) in zip(item.blocks_covering(need.lo, need.hi), spans, strict=True):
+        for n, (lo, hi) in zip(numbers, spans, strict=True):
             if (found := digest(data[lo - begin : hi - begin])) != item.digests[n]:
                 piece = self._read_again(item, n, (lo, hi), found)
                 data = memoryview(b"".join((data[: lo - begin], piece, data[hi - begin :])))
-        skip = item.start + item.payload_start + need.lo - begin
-        return data[skip : skip + need.hi - need.lo]
+        skip = item.start + item.payload_start + first - begin
+        return data[skip : skip + last - first]
 
     def _read_again(self, item: Item, n: int, span: tuple[int, int], first: str) -> Buffer:
         """Tell a fault on the way from damage at rest: only the same wrong bytes twice are proof."""
@@ -231,7 +246,7 @@ class ObjectReader(StorageReader):
 
     def _get(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
         try:
-            return self._store.get_ranges(self._prefix + name, ranges)
+            return self._store.get_ranges(layout.object_key(self._prefix, name), ranges)
         except ObjectMissing:
             raise Incomplete(
                 f"{self._where}/{name} is missing", facts=[("written by", f"rank {layout.data_rank(name)}")]
@@ -263,6 +278,7 @@ def _hand_over(need: _Need, payload: memoryview, planner: LoadPlanner) -> None:
     """Give the planner a value's bytes, or copy a verified slice into its target tensor."""
     read, item = need.read, need.item
     if read.type is LoadItemType.BYTE_IO:
+        torchpickle.check_value(payload, f"value {item.fqn!r}")  # DCP's own planner unpickles whatever it is given
         planner.load_bytes(read, io.BytesIO(payload))
         return
     assert item.dtype is not None

@@ -6,12 +6,13 @@ Under plain ``dcp.save`` it writes one self-explaining folder that counts from t
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import pickle
 import platform
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -25,15 +26,16 @@ from torch.futures import Future
 
 from ckpt.engine.fingerprint import partial
 from ckpt.engine.frame import frame, owned
-from ckpt.engine.planner import dtype_name
+from ckpt.engine.planner import Snapshot, dtype_name
+from ckpt.engine.references import NOTHING, Offer
 from ckpt.engine.torchapi import StorageInfo
-from ckpt.errors import Incomplete, Refused
-from ckpt.format import layout
+from ckpt.errors import Incomplete, Refused, Unsafe
+from ckpt.format import layout, torchpickle
 from ckpt.format.blocks import Item, block_bytes_for
 from ckpt.format.digest import Buffer, digest, digest_all
 from ckpt.format.fingerprint import Partial, covers, whole
 from ckpt.format.fingerprint import digest as fingerprint
-from ckpt.format.manifest import Index, Manifest, ObjectRecord, TensorRecord, ValueRecord, dump, utc_now
+from ckpt.format.manifest import REFERENCES, Index, Manifest, ObjectRecord, TensorRecord, ValueRecord, dump, utc_now
 from ckpt.store import open_store
 from ckpt.store.contract import Store
 
@@ -55,7 +57,23 @@ class Written:
     objects: tuple[ObjectRecord, ...] = ()
 
 
-_Laid = tuple[WriteItem, Item, Partial | str]
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """One item to write: what the index will say of it, its bytes as head, payload and tail, what makes its proof."""
+
+    index: MetadataIndex
+    item: Item
+    parts: tuple[Buffer, ...]
+    prove: Callable[[], Partial | str]
+
+    def result(self, written_bytes: int) -> WriteResult:
+        """What the coordinator is told of it; sums the fingerprint."""
+        info = StorageInfo(self.item.object, self.item.start, self.item.length)
+        return WriteResult(self.index, written_bytes, Written(info, self.prove()))
+
+    def is_same(self, old: Item) -> bool:
+        """Whether an item that was written earlier has the same bytes, all of them, and means the same."""
+        return self.item == replace(old, object="", start=0)
 
 
 class ObjectWriter(StorageWriter):
@@ -81,7 +99,8 @@ class ObjectWriter(StorageWriter):
 
     def _attach(self, store: Store, prefix: str, *, step: int | None, attempt: str | None) -> None:
         self._store, self._prefix, self._step, self._attempt = store, prefix, step, attempt
-        self.manifest: bytes | None = None  # set by finish, on the coordinator
+        self.record: Manifest | None = None  # set by publish, on the coordinator, like its bytes:
+        self.manifest: bytes | None = None
 
     # --- DCP's sequence of calls --------------------------------------------------------------------------
 
@@ -133,33 +152,38 @@ class ObjectWriter(StorageWriter):
     def _where(self) -> str:
         return f"{self._store.url.rstrip('/')}/{self._prefix}".rstrip("/")
 
-    def write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
+    def write(self, plan: SavePlan, planner: SavePlanner, offer: Offer = NOTHING) -> list[WriteResult]:
         """Write the data objects and the index of this rank; on return they are durable.
 
-        Bytes are hashed as they were staged, before they leave the process. Any thread; no collectives.
+        Bytes are hashed as they were staged, before they leave the process. What the ``offer`` holds already, byte for
+        byte, is referred to and not written. Any thread; no collectives.
         """
         rank = int(plan.storage_data)
         if not plan.items:
             return []
-        items: list[_Laid] = []
-        records: list[ObjectRecord] = []
+        pieces: Iterable[_Piece] = (_hashed(item, planner) for item in plan.items)
+        same: list[_Piece] = []
+        if offered := offer.items(self._store, self._prefix):
+            same, pieces = _split(list(pieces), offered, offer)
+        items: list[tuple[Item, WriteResult]] = []
+        records: list[ObjectRecord] = offer.records(p.item for p in same) if same else []
         with ThreadPoolExecutor(UPLOADS_IN_FLIGHT, thread_name_prefix="ckpt-upload") as pool:
             uploads = []
-            for n, batch in enumerate(_batches(plan.items, planner)):
+            for n, batch in enumerate(_batches(pieces)):
                 name = layout.data_name(rank, n)
-                pieces = _lay_out(name, batch, items)
-                size = sum(map(len, pieces))
-                records.append(ObjectRecord(name=name, bytes=size, digest=digest_all(pieces), rank=rank))
-                uploads.append(pool.submit(self._store.put, self._prefix + name, pieces))
+                placed, buffers = _lay_out(name, batch)
+                size = sum(map(len, buffers))
+                records.append(ObjectRecord(name=name, bytes=size, digest=digest_all(buffers), rank=rank))
+                uploads.append(pool.submit(self._store.put, self._prefix + name, buffers))
+                items += [(p.item, p.result(p.item.length)) for p in placed]  # proven while the bytes travel
             for upload in uploads:  # the first error is raised, after the pool has let the others end
                 upload.result()
-        index = dump("index", Index(rank=rank, items=tuple(i for _, i, _ in items)))
-        self._store.put(self._prefix + layout.index_name(rank), [index])
-        records.append(ObjectRecord(name=layout.index_name(rank), bytes=len(index), digest=digest(index), rank=rank))
-        written = [
-            WriteResult(w.index, i.length, Written(StorageInfo(i.object, i.start, i.length), proof))
-            for w, i, proof in items
-        ]
+        if items:
+            name = layout.index_name(rank)
+            index = dump("index", Index(rank=rank, items=tuple(i for i, _ in items)))
+            self._store.put(self._prefix + name, [index])
+            records.append(ObjectRecord(name=name, bytes=len(index), digest=digest(index), rank=rank))
+        written = [result for _, result in items] + [p.result(0) for p in same]
         first = written[0]
         told = replace(first.storage_data, objects=tuple(records))
         written[0] = WriteResult(first.index, first.size_in_bytes, told)
@@ -175,19 +199,22 @@ class ObjectWriter(StorageWriter):
         for key, index in _planned(metadata):
             if index not in stored:
                 raise Incomplete(f"{self._where}: {key} {tuple(index.offset or ())} was planned and not written")
-        objects = [o for r in flat for o in r.storage_data.objects]
+        objects = list(dict.fromkeys(o for r in flat for o in r.storage_data.objects))  # ranks may share a reference
         metadata.storage_data = stored
         metadata.storage_meta = None
         meta = pickle.dumps(metadata)
         self._store.put(self._prefix + layout.METADATA, [meta])
         objects.append(ObjectRecord(name=layout.METADATA, bytes=len(meta), digest=digest(meta), rank=0))
-        self._check_sizes(objects)
         tensors, values = self._prove(metadata, flat)
-        self.manifest = dump("manifest", Manifest(
+        references = tuple(sorted({str(a) for o in objects if (a := layout.split_name(o.name)[0])}))
+        self.record = Manifest(
             step=self._step, attempt=self._attempt, created=utc_now(), world_size=world_size,
             objects=tuple(sorted(objects, key=lambda o: o.name)), tensors=tensors, values=values, writer=_versions(),
             fingerprint=whole({k: t.fingerprint for k, t in tensors.items() if t.fingerprint}),
-        ))  # fmt: skip
+            references=references, requires=(REFERENCES,) if references else (),
+        )  # fmt: skip
+        self._check_sizes(self.record)
+        self.manifest = dump("manifest", self.record)
 
     def _prove(
         self, metadata: Metadata, results: Iterable[WriteResult]
@@ -214,26 +241,32 @@ class ObjectWriter(StorageWriter):
                 values[key] = ValueRecord(kind=kind, digest=digests[key])
         return tensors, values
 
-    def _check_sizes(self, objects: Iterable[ObjectRecord]) -> None:
-        there = {e.key: e.size for e in self._store.list(self._prefix)}
-        for o in objects:
-            if (size := there.get(self._prefix + o.name)) != o.bytes:
+    def _check_sizes(self, manifest: Manifest) -> None:
+        there = manifest.sizes_there(self._prefix, self._store.list)
+        for o in manifest.objects:
+            if (size := there.get(o.name)) != o.bytes:
                 found = "is missing" if size is None else f"has {size} bytes"
                 raise Incomplete(f"{self._where}/{o.name} {found} after the upload, expected {o.bytes}",
                                  facts=[("written by", f"rank {o.rank}")])  # fmt: skip
 
 
-def _batches(
-    items: Sequence[WriteItem], planner: SavePlanner
-) -> Iterator[list[tuple[WriteItem, torch.Tensor | bytes]]]:
-    """Resolve items one by one and cut the sequence in objects."""
-    batch: list[tuple[WriteItem, torch.Tensor | bytes]] = []
+def _split(
+    pieces: list[_Piece], offered: Mapping[MetadataIndex, Item], offer: Offer
+) -> tuple[list[_Piece], list[_Piece]]:
+    """Pieces that the offer holds already, placed there, and those that must be written."""
+    same = {p.index: replace(p, item=old) for p in pieces if (old := offered.get(p.index)) and p.is_same(old)}
+    worth = offer.worth([p.item for p in same.values()])
+    same = {k: p for k, p in same.items() if p.item.object in worth}
+    return list(same.values()), [p for p in pieces if p.index not in same]
+
+
+def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
+    """Cut the sequence in objects; what is not asked for yet is not resolved yet."""
+    batch: list[_Piece] = []
     size = 0
-    for item in items:
-        resolved = planner.resolve_data(item)
-        data = resolved.getvalue() if isinstance(resolved, io.BytesIO) else owned(resolved)
-        size += len(data) if isinstance(data, bytes) else data.untyped_storage().nbytes()
-        batch.append((item, data))
+    for piece in pieces:
+        size += piece.item.length
+        batch.append(piece)
         if size > OBJECT_BYTES:
             yield batch
             batch, size = [], 0
@@ -241,52 +274,62 @@ def _batches(
         yield batch
 
 
-def _lay_out(name: str, batch: list[tuple[WriteItem, torch.Tensor | bytes]], out: list[_Laid]) -> list[Buffer]:
-    """Give each item its place in the object and hash its blocks; returns the object's pieces, tensors uncopied."""
-    pieces: list[Buffer] = []
-    start = 0
-    for write_item, data in batch:
-        if isinstance(data, bytes):
-            head, payload, tail = b"", memoryview(data), b""
-            shape: tuple[int, ...] = ()
-            dtype: str | None = None
-            offsets: tuple[int, ...] | None = None
-            block = block_bytes_for((len(data),), 1)
-            proof: Partial | str = digest(payload)
+def _harmless(item: WriteItem, value: bytes) -> bytes:
+    """The value, if a load will take it: one that it would refuse is refused now, and not when it is needed."""
+    try:
+        torchpickle.check_value(value, f"value {item.index.fqn!r}")
+    except Unsafe as e:
+        raise Refused(e.message, hint="keep plain numbers, text, tensors, lists and dicts in it") from None
+    return value
+
+
+def _hashed(write_item: WriteItem, planner: SavePlanner) -> _Piece:
+    """One item with the digests of its blocks; its place is not known yet. A dense tensor is not copied."""
+    data = planner.resolve_data(write_item)
+    offsets: tuple[int, ...] | None = None
+    shape: tuple[int, ...] = ()
+    dtype: str | None = None
+    prove: Callable[[], Partial | str]
+    if isinstance(data, io.BytesIO):
+        value = _harmless(write_item, data.getvalue())
+        head, payload, tail = b"", memoryview(value), b""
+        block = block_bytes_for((len(value),), 1)
+        prove = functools.partial(digest, value)
+    else:
+        data = owned(data)
+        f = frame(data)
+        head, payload, tail = f.head, f.payload, f.tail
+        shape, dtype = tuple(data.shape), dtype_name(data.dtype)
+        chunk = write_item.tensor_data
+        assert chunk is not None
+        offsets = tuple(chunk.chunk.offsets)
+        block = block_bytes_for(shape, data.element_size())
+        if isinstance(planner, Snapshot):  # which may have summed it already
+            prove = functools.partial(planner.part, write_item)
         else:
-            f = frame(data)
-            head, payload, tail = f.head, f.payload, f.tail
-            shape, dtype = tuple(data.shape), dtype_name(data.dtype)
-            chunk = write_item.tensor_data
-            assert chunk is not None
-            offsets = tuple(chunk.chunk.offsets)
-            block = block_bytes_for(shape, data.element_size())
-            proof = partial(data, tuple(chunk.size), offsets)
-        length = len(head) + len(payload) + len(tail)
-        item = Item(
-            write_item.index.fqn,
-            offsets,
-            shape,
-            dtype,
-            name,
-            start,
-            length,
-            len(head),
-            len(payload),
-            block,
-            (),
-        )
-        digests = tuple(
-            digest(*_cut(head, payload, tail, lo - start, hi - start))
-            for lo, hi in map(item.block_range, range(item.block_count))
-        )
-        out.append((write_item, replace(item, digests=digests), proof))
+            prove = functools.partial(partial, data, tuple(chunk.size), offsets)
+    length = len(head) + len(payload) + len(tail)
+    item = Item(write_item.index.fqn, offsets, shape, dtype, "", 0, length, len(head), len(payload), block, ())
+    digests = tuple(
+        digest(*_cut(head, payload, tail, lo, hi)) for lo, hi in map(item.block_range, range(item.block_count))
+    )
+    return _Piece(write_item.index, replace(item, digests=digests), (head, payload, tail), prove)
+
+
+def _lay_out(name: str, batch: list[_Piece]) -> tuple[list[_Piece], list[Buffer]]:
+    """Give each piece its place in the object; returns them and the object's bytes, tensors uncopied."""
+    placed: list[_Piece] = []
+    buffers: list[Buffer] = []
+    start = 0
+    for piece in batch:
+        placed.append(replace(piece, item=replace(piece.item, object=name, start=start)))
+        head, payload, tail = piece.parts
         if len(payload) > SMALL_BYTES:
-            pieces += [head, payload, tail]
+            buffers += [head, payload, tail]
         else:  # many tiny pieces cost a client more than one copy does
-            pieces.append(head + payload.tobytes() + tail)
-        start += length
-    return pieces
+            buffers.append(b"".join((head, payload, tail)))
+        start += piece.item.length
+    return placed, buffers
 
 
 def _cut(head: bytes, payload: memoryview, tail: bytes, lo: int, hi: int) -> Iterator[Buffer]:

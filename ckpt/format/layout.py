@@ -25,6 +25,7 @@ _COUNTER = r"(0|[1-9]\d{0,8})"  # one spelling only, so that two names never mea
 _EPOCH_KEY = re.compile(rf"epochs/{_EPOCH}(\.base)?\.json", re.ASCII)
 _ATTEMPT = re.compile(rf"(\d{{12}})-e{_EPOCH}-{_COUNTER}", re.ASCII)
 _FOLDER = re.compile(rf"steps/(\d{{12}})/e{_EPOCH}-{_COUNTER}/", re.ASCII)
+_REFERENCE = re.compile(rf"\.\./\.\./(\d{{12}})/e{_EPOCH}-{_COUNTER}/(.+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -120,12 +121,30 @@ def index_name(rank: int) -> str:
 
 
 def data_rank(name: str) -> int | None:
-    """The rank that wrote a data object, or None for another kind of name."""
-    m = re.fullmatch(r"__(\d{1,9})_\d{1,9}\.distcp", name, re.ASCII)
+    """The rank that wrote a data object, of this folder or referred to; None for another kind of name."""
+    m = re.fullmatch(r"__(\d{1,9})_\d{1,9}\.distcp", split_name(name)[1], re.ASCII)
     return int(m[1]) if m else None
 
 
 def index_rank(name: str) -> int | None:
-    """The rank whose index an object is, or None for another kind of name."""
-    m = re.fullmatch(r"index/(\d{5,9})\.json", name, re.ASCII)
-    return int(m[1]) if m and index_name(int(m[1])) == name else None
+    """The rank whose index an object is, in this folder or referred to; None for another kind of name."""
+    own = split_name(name)[1]
+    m = re.fullmatch(r"index/(\d{5,9})\.json", own, re.ASCII)
+    return int(m[1]) if m and index_name(int(m[1])) == own else None
+
+
+def reference_name(holder: Attempt | None, name: str) -> str:
+    """How another attempt's folder names an object of ``holder``: the path from there (None: from its own folder)."""
+    return name if holder is None else f"../../{holder.prefix.removeprefix(STEPS)}{name}"
+
+
+def split_name(name: str) -> tuple[Attempt | None, str]:
+    """The attempt that holds the object of a name in a manifest (None: the manifest's own), and its name there."""
+    m = _REFERENCE.fullmatch(name)
+    return (Attempt(int(m[1]), Epoch(int(m[2]), m[3] or ""), int(m[4])), m[5]) if m else (None, name)
+
+
+def object_key(prefix: str, name: str) -> str:
+    """Key of an object that the manifest of the folder ``prefix`` names."""
+    holder, own = split_name(name)
+    return (prefix if holder is None else holder.prefix) + own

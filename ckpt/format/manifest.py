@@ -11,19 +11,22 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ckpt.errors import Damaged, Unsupported
 from ckpt.format.blocks import Item, block_count
 from ckpt.format.digest import digest
+from ckpt.format.layout import parse_attempt, reference_name, split_name
 
 FORMAT = 1
 DIGEST = "xxh3-128"
-KNOWN_FEATURES: frozenset[str] = frozenset()  # what a manifest may require of its reader
+REFERENCES = "references"  # what a manifest requires of its reader that names objects of other attempts
+KNOWN_FEATURES = frozenset({REFERENCES})
 MAX_BYTES = 1 << 62
+ADOPTED = "adopted_from"  # in a manifest's writer: whose checkpoint the step was; it may lack entries of a State
 
 DTYPE_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
@@ -39,7 +42,10 @@ _SEAL = re.compile(rb'(.+),\n "digest": "([0-9a-f]{32})"\n\}\n', re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectRecord:
-    """One object of the attempt's folder: name in it, size, digest of all its bytes, the rank that wrote it."""
+    """One object: name in the folder, size, digest of all its bytes, the rank that wrote it.
+
+    An object of another attempt, which is referred to, has the path to it as its name (``layout.reference_name``).
+    """
 
     name: str
     bytes: int
@@ -84,11 +90,27 @@ class Manifest:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all objects."""
+        """Bytes of all objects, also those that are referred to."""
         return sum(o.bytes for o in self.objects)
 
-    def differing_objects(self, sizes: Mapping[str, int]) -> list[tuple[str, str]]:
-        """Facts about each object that is missing or has another size; ``sizes`` by name, from one listing."""
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of the objects in the attempt's own folder."""
+        return sum(o.bytes for o in self.objects if split_name(o.name)[0] is None)
+
+    def sizes_there(self, prefix: str, listed: Callable[[str], Sequence[_Listed]]) -> dict[str, int]:
+        """Sizes of what lies in the folder and in those that it refers to, by name; ``listed`` lists a prefix."""
+        holders = [None, *filter(None, map(parse_attempt, self.references))]
+        return {
+            reference_name(holder, e.key.removeprefix(at)): e.size
+            for holder in holders
+            for at in [prefix if holder is None else holder.prefix]
+            for e in listed(at)
+        }
+
+    def differing_objects(self, prefix: str, listed: Callable[[str], Sequence[_Listed]]) -> list[tuple[str, str]]:
+        """Facts about each object that is missing or has another size."""
+        sizes = self.sizes_there(prefix, listed)
         return [
             ("object", f"{o.name}: expected {o.bytes} bytes, "
                        f"{'missing' if (n := sizes.get(o.name)) is None else f'{n} bytes'} (written by rank {o.rank})")
@@ -96,10 +118,34 @@ class Manifest:
             if sizes.get(o.name) != o.bytes
         ]  # fmt: skip
 
+    def load_index(self, data: bytes, name: str, where: str) -> Index:
+        """Decode and check an index that this manifest names, its own or one that it refers to.
+
+        Items of the latter are named as they are from here; those in objects that are not referred to are left out.
+        """
+        holder, _ = split_name(name)
+        sizes = {own: o.bytes for o in self.objects for at, own in [split_name(o.name)] if at == holder}
+        index = load_index(data, where, sizes, in_part=holder is not None)
+        if holder is None:
+            return index
+        return replace(index, items=tuple(replace(i, object=reference_name(holder, i.object)) for i in index.items))
+
+
+class _Listed(Protocol):
+    """What a store's listing says of an object."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """The commit record: the step counts from the moment this exists (unless a newer epoch says otherwise)."""
+    """The commit record: the step counts from the moment this exists (unless a newer epoch says otherwise).
+
+    ``references`` are the attempts whose objects the step needs too; ``quarantined``: its mark was written first.
+    """
 
     attempt: str
     step: int
@@ -108,6 +154,8 @@ class Commit:
     manifest_bytes: int
     total_bytes: int
     created: str
+    references: tuple[str, ...] = ()
+    quarantined: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,13 +185,14 @@ class Base:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A quarantine or retire record: why, by which epoch, when."""
+    """A quarantine or retire record: why, by which epoch, when; of a retired step, what its readers still need."""
 
     attempt: str
     reason: str
     epoch: str | None
     created: str
     details: tuple[str, ...] = ()
+    references: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +244,11 @@ def load_manifest(data: bytes, where: str) -> Manifest:
     )
     if len({o.name for o in objects}) != len(objects):
         d.bad("objects", "a name appears twice")
+    references = d.strings("references")
+    if {str(a) for o in objects if (a := split_name(o.name)[0])} != set(references):
+        d.bad("references", "are not the attempts whose objects it names")
+    if references and REFERENCES not in requires:
+        d.bad("requires", f"lacks {REFERENCES!r}")
     if math.fsum(o.bytes for o in objects) > MAX_BYTES:
         d.bad("objects", "the sizes add up to more than any store holds")
     tensors = {
@@ -211,17 +265,21 @@ def load_manifest(data: bytes, where: str) -> Manifest:
                 for k, v in d.mapping("values")},
         writer={k: str(v) for k, v in d.table("writer").items() if isinstance(v, (str, int, float))},
         topology=d.table("topology"), codec=codec,
-        fingerprint=d.optional("fingerprint", d.text), references=d.strings("references"), requires=requires,
+        fingerprint=d.optional("fingerprint", d.text), references=references, requires=requires,
     )  # fmt: skip
 
 
-def load_index(data: bytes, where: str, objects: dict[str, int]) -> Index:
-    """Decode and check an index against the sizes of the objects that the manifest names."""
+def load_index(data: bytes, where: str, objects: dict[str, int], *, in_part: bool = False) -> Index:
+    """Decode and check an index against the sizes of the objects that the manifest names.
+
+    ``in_part``: items of objects that it does not name are left out, else they are damage.
+    """
     d = _Fields(data, "index", where)
     fields = d.strings("fields")
     if missing := sorted(set(_ITEM_FIELDS) - set(fields)):
         d.bad("fields", f"lacks {', '.join(missing)}")
-    items = tuple(_item(d.row(i, fields), objects) for i in range(d.length("items")))
+    rows = (d.row(i, fields) for i in range(d.length("items")))
+    items = tuple(_item(row, objects) for row in rows if not in_part or row.text("object") in objects)
     end: dict[str, int] = {}
     for it in items:  # items follow one another without holes: no byte of an object is outside a checksum
         if it.start != end.get(it.object, 0):
@@ -240,6 +298,7 @@ def load_commit(data: bytes, where: str) -> Commit:
         attempt=d.text("attempt"), step=d.size("step"), base=d.optional("base", d.text),
         manifest_digest=d.digest("manifest_digest"), manifest_bytes=d.size("manifest_bytes"),
         total_bytes=d.size("total_bytes"), created=d.time("created"),
+        references=d.optional("references", d.strings) or (), quarantined=bool(d.optional("quarantined", d.flag)),
     )  # fmt: skip
 
 
@@ -261,7 +320,8 @@ def load_mark(data: bytes, where: str) -> Mark:
     """Decode and check a quarantine or retire record."""
     d = _Fields(data, "mark", where)
     return Mark(attempt=d.text("attempt"), reason=d.text("reason"), epoch=d.optional("epoch", d.text),
-                created=d.time("created"), details=d.strings("details"))  # fmt: skip
+                created=d.time("created"), details=d.strings("details"),
+                references=d.optional("references", d.strings) or ())  # fmt: skip
 
 
 _ITEM_FIELDS = ("fqn", "offsets", "shape", "dtype", "object", "start", "length", "payload_start",
@@ -403,7 +463,8 @@ def _is_size(v: Any) -> bool:
 
 def _is_name(v: Any) -> bool:
     ok = isinstance(v, str) and 0 < len(v) <= 1024 and v.isprintable() and "\\" not in v
-    return ok and all(part not in ("", ".", "..") for part in v.split("/"))
+    # the one way out of the folder is into that of another attempt
+    return ok and all(part not in ("", ".", "..") for part in split_name(v)[1].split("/"))
 
 
 def _is_time(v: Any) -> bool:

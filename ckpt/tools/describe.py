@@ -86,7 +86,11 @@ def _notes(facts: Facts, a: Attempt, seen: Candidate | CkptError | None) -> Iter
     if isinstance(seen, CkptError):
         yield seen.message
     if a in facts.listing.retiring and a not in facts.usable:
-        yield "being retired" if a in facts.listing.commits else "retired: its data go after the grace period"
+        needs = [
+            b.step for b, c in facts.checked.items() if isinstance(c, Candidate) and str(a) in c.manifest.references
+        ]
+        data = f"step {max(needs)} refers to its data" if needs else "its data go after the grace period"
+        yield "being retired" if a in facts.listing.commits else f"retired: {data}"
     if a not in facts.listing.commits and a not in facts.listing.retiring:
         yield "never committed"
     elif a in facts.listing.commits and a not in facts.counted:

@@ -190,6 +190,8 @@ class _Check:
                                  found="nothing" if size is None else f"{size} bytes"))  # fmt: skip
         if layout.METADATA not in {o.name for o in manifest.objects}:
             self.add(Finding(what="the manifest does not name it, so nothing can be loaded", object=layout.METADATA))
+        if manifest.references and not self.prefix:
+            self.hint("it refers to objects of other steps: look at it in its run, or export it there")
         extra = [name for name in there if name != layout.MANIFEST and layout.split_name(name)[0] is None]
         if extra:
             more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""

@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
 from ckpt.catalog import Catalog
+from ckpt.catalog import held as catalog_held
 from ckpt.checkpoints import Checkpoints
 from ckpt.engine.group import Alone
 from ckpt.errors import CkptError, NotFound, RankFailed, StorageError, Superseded
@@ -24,6 +25,7 @@ class Checker:
     world: World
     keep: int
     damaged: set[Attempt] = field(default_factory=set)
+    absent: set[Attempt] = field(default_factory=set)  # of the damaged ones those of which an object is missing
     survivor: Attempt | None = None  # damage struck in mid-history: the newest step that was good and usable then
     old: frozenset[Attempt] = frozenset()  # what had been committed by then
     reported: dict[Attempt, int] = field(default_factory=dict)
@@ -149,6 +151,8 @@ class Checker:
         assert attempt is not None
         if attempt.quarantine_key in self.world.store.objects:
             return "in quarantine"
+        if attempt in self.absent:
+            return "without an object that it needs"
         if attempt not in line:
             return "not of the newest start's line"
         newer = [a for a in line[: line.index(attempt)] if a not in self.damaged]
@@ -166,7 +170,7 @@ class Checker:
         if step != attempt.step or owner != start or self.reported.get(attempt, number) != number:
             self._bad(f"{when}: {attempt} holds what start {start} saved as step {step}")
 
-    def tidy(self) -> None:
+    def tidy(self, *, grace: bool) -> None:
         """After a whole job that retained: no more steps than are to be kept, and no data that nobody finished."""
         if self.violations:
             return
@@ -174,7 +178,11 @@ class Checker:
         if len(usable := catalog.usable(catalog.listing())) > self.keep:
             self._bad(f"{len(usable)} steps are kept, {self.keep} should be")
         listing, keys = catalog.listing(), [e.key for e in self.world.store.list(layout.STEPS)]
-        if left := {a for k in keys if (a := layout.parse_step_key(k))} - listing.commits - listing.retiring:
+        held = catalog_held(catalog.needs(listing.commits)).keys()
+        data = {a for k in keys if (a := layout.parse_step_key(k))}
+        if not grace and (idle := listing.retiring - listing.commits - held):
+            self._bad(f"the data of {min(idle)} are kept, which nobody refers to")
+        if left := data - listing.commits - listing.retiring:
             self._bad(f"the data of {min(left)} are left, which nobody finished")
 
     def _bad(self, what: str) -> None:

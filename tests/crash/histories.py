@@ -40,10 +40,12 @@ class Scenario:
     steps: int
     keep: int
     grace_s: float = 0.0
-    damage: str | None = None  # "flip" a bit of the newest step, or one of its objects is "gone"
+    damage: str | None = None  # "flip" a bit of the newest step, or one of its objects is "gone", or one that it
+    # refers to is "lost"
     conditional_put: bool = True
     falling: bool = False  # without it, later starts have smaller random ids
     unfinished: bool = False  # a start before died between its manifest and its commit record
+    incremental: bool = False  # a tensor that changes at steps 3, 7, … only is referred to
 
 
 SCENARIOS = (
@@ -55,6 +57,8 @@ SCENARIOS = (
     Scenario("an attempt was left unfinished", 2, 2, unfinished=True),
     Scenario("no conditional put, ids rise", 2, 1, conditional_put=False),
     Scenario("no conditional put, ids fall", 2, 1, conditional_put=False, falling=True),
+    Scenario("incremental, keeps 1", 4, 1, incremental=True),
+    Scenario("incremental, what it refers to is lost", 4, 4, damage="lost", incremental=True),
 )
 
 
@@ -141,7 +145,7 @@ def start(world: World, scenario: Scenario, number: int, ranks: int, **how: Any)
     """One start of the run, an hour after the one before."""
     Clock.hours += 1
     return Job(world=world, number=number, ranks=ranks, keep=ckpt.Latest(scenario.keep), grace_s=scenario.grace_s,
-               falling=scenario.falling, **how)  # fmt: skip
+               falling=scenario.falling, incremental=scenario.incremental, **how)  # fmt: skip
 
 
 def flip(world: World, attempt: Attempt) -> None:
@@ -158,6 +162,7 @@ class Prepared:
 
     world: World
     damaged: set[Attempt]
+    absent: set[Attempt]
     reported: dict[Attempt, int]
     owner: Any
     points: list[Point]
@@ -179,6 +184,10 @@ def prepare(scenario: Scenario, ranks: int) -> Prepared:
         elif scenario.damage == "gone":
             world.store.delete([f"{newest.prefix}__0_0.distcp"])
         damaged = {newest} if scenario.damage else set()
+        if scenario.damage == "lost":
+            holder = sorted(reported)[-2]  # the newest step refers to it
+            world.store.delete([f"{holder.prefix}__0_0.distcp"])
+            damaged.add(holder)
     if scenario.unfinished:
         points = start(world.fork(1), scenario, 1, ranks, stride=2).run().points
         at_commit = next(p for p in points if p.op == "create" and p.key.startswith(layout.COMMITS))
@@ -187,7 +196,8 @@ def prepare(scenario: Scenario, ranks: int) -> Prepared:
     probe = start(world.fork(1), scenario, 2, ranks, stride=2).run()
     if probe.errors:
         raise NothingWorks(f"a start that nothing disturbs fails: {probe.errors[0]}")
-    return Prepared(world, damaged, reported, max(world.truth.claims, default=None), probe.points)
+    absent = set() if scenario.damage == "flip" else damaged
+    return Prepared(world, damaged, absent, reported, max(world.truth.claims, default=None), probe.points)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +252,8 @@ class _Play:
         p = bench.prepared(h.scenario, h.ranks)
         self.world = p.world.fork()
         Clock.hours = 1
-        self.check = Checker(self.world, h.scenario.keep, set(p.damaged), reported=dict(p.reported))
+        self.check = Checker(self.world, h.scenario.keep, set(p.damaged), absent=p.absent,
+                             reported=dict(p.reported))  # fmt: skip
         if p.owner is not None:
             self.check.owners[p.owner] = 1
         self._number = 2
@@ -261,7 +272,7 @@ class _Play:
         if self.check.can_resume():
             self._next()
             self._look("at the end")
-            self.check.tidy()
+            self.check.tidy(grace=h.scenario.grace_s > 0)
         return self.check.violations
 
     def _look(self, when: str) -> None:

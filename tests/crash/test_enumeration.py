@@ -15,7 +15,7 @@ import pytest
 from tests.crash.histories import SCENARIOS, Bench, History, Scenario, double, laboratory, overlapping, single
 from tests.crash.world import READ_KINDS, WRITE_KINDS
 
-FIRST, KEEPS_1, GRACE, FLIPPED, LACKING, UNFINISHED, IDS_RISE, IDS_FALL = SCENARIOS
+FIRST, KEEPS_1, GRACE, FLIPPED, LACKING, UNFINISHED, IDS_RISE, IDS_FALL, REFERS, LOST = SCENARIOS
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def one_rank() -> list[tuple[Scenario, int]]:
 
 
 def several_ranks() -> list[tuple[Scenario, int]]:
-    return [(FIRST, 2), (KEEPS_1, 2), (FLIPPED, 2), (UNFINISHED, 2), (KEEPS_1, 4)]
+    return [(FIRST, 2), (KEEPS_1, 2), (FLIPPED, 2), (UNFINISHED, 2), (KEEPS_1, 4), (REFERS, 2)]
 
 
 @pytest.mark.parametrize(("scenario", "ranks"), one_rank() + several_ranks(), ids=lambda v: getattr(v, "name", str(v)))

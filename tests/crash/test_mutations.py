@@ -18,12 +18,13 @@ import ckpt.load
 import ckpt.save
 from ckpt import catalog, retention
 from ckpt.catalog import Catalog, Listing
-from ckpt.engine.writer import ObjectWriter
+from ckpt.engine.references import Previous
+from ckpt.engine.writer import ObjectWriter, _Piece
 from ckpt.errors import CkptError
 from ckpt.format import layout
 from ckpt.format.digest import digest
 from ckpt.format.layout import Attempt, Epoch
-from ckpt.format.manifest import Commit, Mark, dump, utc_now
+from ckpt.format.manifest import Commit, Manifest, Mark, dump, utc_now
 from ckpt.load import Loader
 from tests.crash.histories import (
     SCENARIOS,
@@ -83,6 +84,11 @@ def entangled(bench: Bench) -> Iterator[History]:
             yield h
 
 
+def referring(bench: Bench) -> Iterator[History]:
+    """One fault in a start whose steps refer to older ones."""
+    return heapq.merge(*(single(bench, s, 1, lean=True) for s in SCENARIOS[8:]), key=lambda h: h.fault.point.at)
+
+
 def rule(broken: str, histories: Callable[[Bench], Iterator[History]] = shortest_first) -> Callable[[Mutation], None]:
     def register(mutate: Mutation) -> None:
         RULES[broken] = mutate, histories
@@ -91,7 +97,9 @@ def rule(broken: str, histories: Callable[[Bench], Iterator[History]] = shortest
 
 
 def weaker_commit(*, record_first: bool = False, look_before: bool = True, look_after: bool = True) -> Any:
-    def commit(store: Any, attempt: Attempt, base: Attempt | None, manifest: bytes, total: int) -> None:
+    def commit(
+        store: Any, attempt: Attempt, base: Attempt | None, manifest: bytes, total: int, *_: Any, **__: Any
+    ) -> None:
         record = Commit(attempt=str(attempt), step=attempt.step, base=str(base) if base else None,
                         manifest_digest=digest(manifest), manifest_bytes=len(manifest), total_bytes=total,
                         created=utc_now())  # fmt: skip
@@ -274,6 +282,24 @@ def _(patch: Patch) -> None:
         return [a for n, a in enumerate(usable) if n > 0 and a.step not in kept]
 
     patch.setattr(catalog, "plan_retention", plan)
+
+
+@rule("data that a kept step refers to are deleted", referring)
+def _(patch: Patch) -> None:
+    patch.setattr(catalog, "held", lambda _: {})
+
+
+@rule("a step is chosen without a look at what it refers to", referring)
+def _(patch: Patch) -> None:
+    differing = Manifest.differing_objects
+    patch.setattr(Manifest, "differing_objects", lambda self, *how: [
+        fact for fact in differing(self, *how) if "../.." not in fact[1]])  # fmt: skip
+
+
+@rule("a tensor is referred to though it has changed", referring)
+def _(patch: Patch) -> None:
+    patch.setattr(_Piece, "is_same", lambda *_: True)
+    patch.setattr(Previous, "check", lambda *_: None)  # the fingerprints would tell
 
 
 @pytest.mark.parametrize("broken", RULES)

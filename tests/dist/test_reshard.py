@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.dist, pytest.mark.s3]
 def save_on_four(url: str, options: dict[str, Any], reference: str) -> None:
     model, optim, sched = gpt.build((4,), seed=1)
     state = ckpt.State(model=model, optim=optim, sched=sched, epoch=3)
-    with ckpt.open(url, **options) as store:
+    with ckpt.open(url, verify_snapshot=True, **options) as store:
         store.resume(state)
         gpt.train(model, optim, sched, 3)
         store.save(3, state).wait()

@@ -84,7 +84,7 @@ def adopt(
         raise Refused(f"{place.where} is a run: its steps are where they belong", hint="give one of its steps' folders")
     store = open_store(address.url, client=client, **options)
     with render.progress("adopt") as progress:
-        opened = _open(place, None)
+        opened = open_source(place, None)
         progress.expect(3 * sum(t.nbytes for k, t in opened.tensors.items()))
         done = commit(opened, store, step=step, names=Names(only, rename), takeover=takeover,
                       advance=progress.advance)  # fmt: skip
@@ -143,7 +143,7 @@ def export(
     place = locate(address)
     names = Names(only, ((strip, ""),) if strip else ())
     with render.progress(f"export to {to}") as progress:
-        opened = _open(place, address.step)
+        opened = open_source(place, address.step)
         chosen = names.choose(opened)
         progress.expect(2 * sum(t.nbytes for k, t in opened.tensors.items() if k in chosen))
         done = write(opened, out, to=to, names=names, max_shard_bytes=max_shard, advance=progress.advance)
@@ -171,7 +171,7 @@ def _at(text: str, run: Address) -> Address:
     return Address(url=text, client=run.client if same_kind else None, options=options)
 
 
-def _open(place: Place, step: int | None) -> Source:
+def open_source(place: Place, step: int | None) -> Source:
     """What to copy from. Raises ``NotFound`` for an attempt that was never committed."""
     if place.kind == "plain DCP":
         from ckpt.foreign.plain import PlainDcp

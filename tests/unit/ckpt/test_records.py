@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt.errors import Damaged, Unsupported
+from ckpt.format import layout
 from ckpt.format import manifest as m
 from ckpt.format.blocks import Item, block_bytes_for, block_count
 from tests.corpus.golden import GOLDEN_V1
@@ -23,7 +24,10 @@ names = st.text(min_size=1, max_size=30)
 digests = st.text("0123456789abcdef", min_size=32, max_size=32)
 stamps = st.just("2026-11-30T20:40:09.340Z") | st.just("2027-01-01T00:00:00+02:00")
 sizes = st.integers(0, 1 << 40)
-object_names = st.from_regex(r"[a-zA-Z_.]{1,8}[a-z](/[a-z]{1,5}){0,2}", fullmatch=True)
+own_names = st.from_regex(r"[a-zA-Z_.]{1,8}[a-z](/[a-z]{1,5}){0,2}", fullmatch=True)
+HOLDERS = ("000000000001-e00000001-0", "000000000002-e00000003.0a0b0c0d-1")
+holders = st.sampled_from(HOLDERS).map(layout.parse_attempt)
+object_names = own_names | st.builds(layout.reference_name, holders, own_names)
 
 
 @st.composite
@@ -40,7 +44,8 @@ def manifests(draw: st.DrawFn) -> m.Manifest:
         objects=tuple(objects), tensors=draw(st.dictionaries(names, tensors, max_size=4)),
         values=draw(st.dictionaries(names, values, max_size=4)), writer=draw(st.dictionaries(names, names, max_size=2)),
         topology=draw(st.dictionaries(names, st.integers() | names, max_size=2)), fingerprint=draw(st.none() | digests),
-        references=tuple(draw(st.lists(names, max_size=2))),
+        references=(held := tuple(sorted({str(a) for o in objects if (a := layout.split_name(o.name)[0])}))),
+        requires=("references",) if held else (),
     )  # fmt: skip
 
 
@@ -86,7 +91,7 @@ def test_commit_round_trips(record: m.Commit) -> None:
     st.builds(m.Claim, epoch=names, writer=names, host=names, pid=sizes, world_size=sizes, created=stamps),
     st.builds(m.Base, epoch=names, attempt=st.none() | names, created=stamps),
     st.builds(m.Mark, attempt=names, reason=names, epoch=st.none() | names, created=stamps,
-              details=st.lists(names, max_size=3).map(tuple)),
+              details=st.lists(names, max_size=3).map(tuple), references=st.lists(names, max_size=3).map(tuple)),
 )  # fmt: skip
 def test_small_records_round_trip(claim: m.Claim, base: m.Base, mark: m.Mark) -> None:
     assert m.load_claim(m.dump("claim", claim), "x") == claim
@@ -115,6 +120,10 @@ def test_mutated_records_raise_only_what_is_meant(path: Path, load: Callable[[by
     for seed in range(1000):
         rng = random.Random(seed)
         changed = mutated_json(data, rng) if seed % 3 else mutated_bytes(data, rng)
+        sealed = path.parent.name in ("commits", "epochs")
+        if sealed and seed % 3 and isinstance(fields := json.loads(changed), dict):  # else the seal refuses all of it
+            fields.pop("digest", None)
+            changed = m.seal(json.dumps(fields, indent=1).encode() + b"\n")
         outcome = "refused"
         with contextlib.suppress(Damaged, Unsupported):
             load(changed, "x")
@@ -140,8 +149,11 @@ def test_unknown_fields_are_ignored_and_unknown_requirements_named() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", "/x", "a//b", "a/", "./a", "a/../b", "..", "a\\b", "a\x00b", "a\x1b[2J", "a\u202eb", "x" * 1025, "\ud800"],
-)
+    [
+        "", "/x", "a//b", "a/", "./a", "a/../b", "..", "a\\b", "a\x00b", "a\x1b[2J", "a\u202eb", "x" * 1025, "\ud800",
+        "../../000000000001/e00000001-0/../x", "../../../000000000001/e00000001-0/x", "../000000000001/e00000001-0/x",
+    ],
+)  # fmt: skip
 def test_names_that_are_refused(name: str) -> None:
     record = json.loads((_STEP / "manifest.json").read_bytes())
     record["objects"][1]["name"] = name
@@ -156,3 +168,17 @@ def test_the_page_on_the_format_names_every_field_and_record() -> None:
     assert [f for f in m._ITEM_FIELDS if f"`{f}`" not in page] == []
     for path, _ in REAL:
         assert json.loads(path.read_bytes())["schema"] in page
+
+
+def test_references_are_those_of_the_objects_and_are_required() -> None:
+    record = json.loads((_STEP / "manifest.json").read_bytes())
+    holder = "000000000001-e00000001-0"
+    name = "../../000000000001/e00000001-0/__0_0.distcp"
+    record["objects"].append({"name": name, "bytes": 1, "digest": "0" * 32, "rank": 0})
+    with pytest.raises(Damaged, match="are not the attempts"):
+        m.load_manifest(json.dumps(record).encode(), "x")
+    record["references"] = [holder]
+    with pytest.raises(Damaged, match="requires"):
+        m.load_manifest(json.dumps(record).encode(), "x")
+    record["requires"] = ["references"]
+    assert m.load_manifest(json.dumps(record).encode(), "x").references == (holder,)
