@@ -33,7 +33,10 @@ class StopSignals:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {s: signal.signal(s, self._note) for s in SIGNALS}
+            heard = [
+                s for s in SIGNALS if signal.getsignal(s) != signal.SIG_IGN
+            ]  # ignored: in the background of a shell
+            self._before = {s: signal.signal(s, self._note) for s in heard}
         return self
 
     def __exit__(

@@ -2,6 +2,7 @@
 
 ``_StorageInfo`` is what plain DCP's readers expect in ``.metadata``. The CRC switch is public but global:
 torch.save computes a CRC-32 that nothing reads, at 4 GB/s, so it is off while our frames are written.
+``_rebuild_tensor_v2`` and ``_v3`` are what a file of torch.save names, which an export writes by itself.
 ``_int_mm`` is the one way to an int8 matrix product; the fingerprint has another where it is missing or not exact.
 """
 
@@ -12,9 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch._utils import _rebuild_tensor_v2 as rebuild_tensor_v2
+from torch._utils import _rebuild_tensor_v3 as rebuild_tensor_v3
 from torch.distributed.checkpoint.filesystem import _StorageInfo as StorageInfo
 
-__all__ = ["StorageInfo", "int8_mm", "without_crc"]
+__all__ = ["StorageInfo", "int8_mm", "rebuild_tensor_v2", "rebuild_tensor_v3", "without_crc"]
 
 _lock = threading.Lock()
 

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from ckpt.engine.frame import raw_view
-from ckpt.engine.torchapi import StorageInfo
+from ckpt.engine.torchapi import StorageInfo, rebuild_tensor_v2, rebuild_tensor_v3
 from ckpt.foreign import safetensors
 from ckpt.foreign.pieces import put
 from ckpt.foreign.source import Path, Tensor
@@ -112,8 +112,8 @@ class _Tensor:
         hooks: OrderedDict[str, Any] = OrderedDict()
         args = (self.storage, 0, shape, stride, False, hooks)
         if self.tensor.dtype in STORAGE_OF:
-            return torch._utils._rebuild_tensor_v2, args
-        return torch._utils._rebuild_tensor_v3, (*args, getattr(torch, self.tensor.dtype))
+            return rebuild_tensor_v2, args
+        return rebuild_tensor_v3, (*args, getattr(torch, self.tensor.dtype))
 
 
 class _Pickler(pickle.Pickler):

@@ -200,9 +200,10 @@ def test_a_fault_on_the_way_is_a_hint_not_damage(monkeypatch: pytest.MonkeyPatch
     real, calls = LocalStore.stream, []
 
     def flaky(self: LocalStore, key: str, start: int, end: int) -> Iterator[memoryview]:
-        calls.append(key)
+        first = key.endswith("__0_0.distcp") and not calls  # several objects are read side by side: one is struck
+        calls.extend([key] * first)
         for n, piece in enumerate(real(self, key, start, end)):
-            if n == 0 and len(calls) == 1:
+            if n == 0 and first:
                 piece[700] ^= 1
             yield piece
 

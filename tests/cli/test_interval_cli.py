@@ -121,6 +121,9 @@ def test_the_answer_for_a_large_job_fits_a_screen():
         ("plan --gpus 64 --save 4s --measured 64", "like 1024:9.8s"),
         ("plan --gpus 64 --save 4s --sizes 64", "like 1024:131072"),
         ("plan --gpus 16384 --save 60s --restart 15min --params 405B --tokens 15T --deadline 1d", "no number of nodes"),
+        ("plan --gpus 64 --mtbf 9h --save 60s --params 7B --tokens 1T --deadline 0s", "--deadline is 0.0: give"),
+        ("plan --gpus 64 --mtbf 9h --save 60s --params 7B --tokens 1T --mfu 0", "--mfu is 0.0: give"),
+        ("plan --gpus 64 --mtbf 9h --save 60s --params 7B --tokens 1T --peak 0", "--peak is 0.0: give"),
         ("nosuch", "No such command"),
     ],
 )

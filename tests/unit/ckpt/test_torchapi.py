@@ -46,6 +46,15 @@ def test_a_frame_is_what_torch_save_writes_and_the_payload_is_not_copied() -> No
     assert torch.frombuffer(f.payload, dtype=torch.float32)[0] == 42
 
 
+def test_a_file_of_torch_save_names_the_functions_that_an_export_names() -> None:
+    for dtype, name in ((torch.float32, "_rebuild_tensor_v2"), (torch.uint16, "_rebuild_tensor_v3")):
+        file = io.BytesIO()
+        torch.save(torch.zeros(2).to(dtype), file)
+        with zipfile.ZipFile(file) as z:
+            assert f"torch._utils\n{name}".encode() in z.read(next(n for n in z.namelist() if n.endswith("data.pkl")))
+        assert getattr(torchapi, name[1:]).__module__ == "torch._utils"
+
+
 def test_the_crc_switch_is_put_back() -> None:
     for before in (True, False):
         torch.serialization.set_crc32_options(before)
@@ -57,8 +66,9 @@ def test_the_crc_switch_is_put_back() -> None:
 
 def test_private_names_are_used_in_one_file_only() -> None:
     private = re.compile(r"torch(?:\.\w+)*\._(?!_)\w+|from torch[\w.]* import .*\b_(?!_)\w+")
-    # dcpmeta names them as text, to refuse others; the drills' reader is an independent plain-DCP reader by design
-    allowed = {"ckpt/engine/torchapi.py", "ckpt/format/dcpmeta.py", "drills/reader.py"}
+    # two name them as text, to refuse others; the drills' reader is an independent plain-DCP reader by design
+    texts = {"ckpt/format/dcpmeta.py", "ckpt/format/torchpickle.py"}
+    allowed = {"ckpt/engine/torchapi.py", "drills/reader.py", *texts}
     found = {
         f"{p.relative_to(ROOT)}: {m.group()}"
         for package in ("ckpt", "elastic", "drills")

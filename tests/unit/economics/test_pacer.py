@@ -1,6 +1,7 @@
 """The pacer learns the right interval, follows a rate that changes, survives restarts and explains itself."""
 
 import json
+import math
 from itertools import pairwise
 
 import pytest
@@ -195,3 +196,12 @@ def test_regret_against_the_oracle(wrong):
 
 def test_a_rate_that_jumps_is_followed():
     assert drift(half_life=1e9, days=28, seeds=3) - drift(half_life=15.0, days=28, seeds=3) >= 0.5
+
+
+def test_a_clock_that_jumps_far_leaves_an_answer():
+    pacer = Pacer(nodes=4)
+    for seconds in (1.0, 1e12, 0.0, 3.0):
+        pacer.step(seconds)
+    pacer.saved(stall_s=5.0)
+    assert pacer.a > 0
+    assert 0 < pacer.interval_s < math.inf

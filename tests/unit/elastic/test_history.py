@@ -217,6 +217,13 @@ def test_what_is_read_off(tmp_path: Path) -> None:
     assert "reschedule_s" not in detected["inputs"]["costs"]  # the ledger knows no more than their sum
 
 
+def test_a_restart_from_nothing_has_its_price_too(tmp_path: Path) -> None:
+    url = write(tmp_path, *life(1, 0.0, *trained(1)), *life(2, 100.0, *trained(2)))
+    answer = json.loads(ask("--from", url, "--json")[1])
+    assert answer["inputs"]["costs"]["load_s"] == 10.0
+    assert answer["provenance"]["load_s"] == "measured (n=1)"
+
+
 def test_parallel_efficiency_from_the_ledgers_of_two_runs(tmp_path: Path) -> None:
     urls = []
     for world, each_s in ((16, 2.0), (64, 0.8)):

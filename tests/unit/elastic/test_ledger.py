@@ -102,7 +102,8 @@ def test_readers_are_tolerant_of_what_comes_later() -> None:
     "bad",
     [
         "", "[]", "{}", "nonsense", line(schema="elastic.ledger/2"), line(kind=None), line(data=[]), line(data={}),
-        line(step="three"), line(data={"name": "x", "last": [], "mean": 1, "min": 1, "max": 1}),
+        line(step="three"), line(time="yesterday"), line(time="2026-01-01T00:00:00"), line(rank=float("inf")),
+        "[" * 100_000, line(data={"name": "x", "last": [], "mean": 1, "min": 1, "max": 1}),
     ],
 )  # fmt: skip
 def test_a_line_that_is_no_event_is_a_value_error(bad: str) -> None:

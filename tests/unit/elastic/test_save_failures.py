@@ -186,6 +186,7 @@ def test_ctrl_c_saves_and_a_second_one_ends_at_once(tmp_path: Path) -> None:
     assert left.value.code == 75
     assert Training(tmp_path / "job").train(1).resumed.step == len(job.trained)
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the first run has ended with its status decided
     other = Training(tmp_path / "other")
 
     def twice(_: Run, number: int) -> None:
