@@ -90,6 +90,15 @@ def hashing(piece: int) -> Callable[[int, int, int], None]:
     return work
 
 
+def drop(files: list[Path]) -> None:
+    """Let the next read come from the disk."""
+    for f in files:
+        fd = os.open(f, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
 def peak_mib(url: str) -> float:
     """Of the command in a process of its own."""
     code = (
@@ -107,6 +116,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", default=None)
+    parser.add_argument("--cold", action="store_true", help="drop the files from the page cache before each turn")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="ckpt-validate-rate-", dir=args.folder))
     try:
@@ -135,6 +145,8 @@ def main() -> None:
         seconds: dict[str, list[float]] = {name: [] for name in arms}
         for n in range(args.rounds + 1):
             for name in list(arms) if n % 2 else list(reversed(arms)):
+                if args.cold:
+                    drop(files)
                 cpu = time.process_time()
                 rate = arms[name]()
                 if n:  # the first round warms up
@@ -142,7 +154,7 @@ def main() -> None:
                     seconds[name].append((time.process_time() - cpu) / size * (1 << 30))
         median = {name: statistics.median(r) for name, r in rates.items()}
         print(json.dumps({
-            "GiB": size / (1 << 30), "cores": os.cpu_count(), "load average": os.getloadavg()[0],
+            "GiB": size / (1 << 30), "cold": args.cold, "cores": os.cpu_count(), "load average": os.getloadavg()[0],
             "GB/s": {k: {"median": round(median[k], 2), "min": round(min(r), 2), "max": round(max(r), 2)}
                      for k, r in rates.items()},
             "CPU s/GiB": {k: round(statistics.median(c), 3) for k, c in seconds.items()},
