@@ -34,6 +34,7 @@ bench: $(READY)
 	$(BIN)/python -m tests.bench.save_load
 	$(BIN)/python -m tests.bench.agreement
 	$(BIN)/python -m tests.bench.fingerprint_speed
+	$(BIN)/python -m tests.bench.fingerprint_share
 	$(BIN)/python -m tests.bench.validate_rate
 	$(BIN)/python -m tests.bench.moving_memory 1024
 	$(BIN)/python -m tests.bench.logical_shards

@@ -73,7 +73,8 @@ class Run:
     bounds every wait for other ranks in saving and loading. ``save_failures`` is what a failed save means: "warn"
     trains on, and insists once three intervals have passed without a committed step; "raise" ends at once; "stop" ends
     the loop after this step and then raises (see ``elastic.tolerance``). ``stop_on`` asks to stop besides signals:
-    ``elastic.StopFile``, ``TimeLimit``, ``NoticeUrl``.
+    ``elastic.StopFile``, ``TimeLimit``, ``NoticeUrl``. ``incremental``, ``replicas`` and ``verify_snapshot`` are those
+    of ``ckpt.open``.
 
     Leaving the block waits until the last save is durable; after SIGTERM, SIGUSR1 or Ctrl-C it then ends the process
     with status 75; where another job has taken over the run, with status 6. ``break`` and exceptions save nothing:
@@ -95,6 +96,9 @@ class Run:
         deadline_s: float = 600.0,
         save_failures: str = "warn",
         stop_on: Sequence[Notice] = (),
+        incremental: bool = False,
+        replicas: str = "raise",
+        verify_snapshot: bool = False,
     ) -> None:
         self._url, self._state, self._fresh = url, state, fresh
         self._cadence = parse_every(every, nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")))
@@ -104,6 +108,9 @@ class Run:
             "allow_fallback": allow_fallback,
             "client": client,
             "deadline_s": deadline_s,
+            "incremental": incremental,
+            "replicas": replicas,
+            "verify_snapshot": verify_snapshot,
         }
         self._open |= dict(storage_options or {})
         if misnamed := [k for k, v in state.entries.items() if k != "data" and _has_position(v)]:

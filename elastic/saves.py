@@ -81,7 +81,8 @@ class Saves:
             self.saved_step = None
             self._tell(SaveFailed(error=error_name(error), message=str(error)), pending.step)
             raise
-        self.tolerance.committed(time.monotonic())
+        if not saved.quarantined:  # a step that nobody may choose is no step to fall back on
+            self.tolerance.committed(time.monotonic())
         self._cadence.saved(self.stall_s, saved.persist_s)
         self._tell(
             SaveCommitted(attempt=saved.attempt, bytes=saved.bytes, stall_s=saved.stall_s, persist_s=saved.persist_s,
