@@ -390,7 +390,8 @@ def retire(catalog: Catalog, epoch: Epoch, keep: Keep, *, grace_s: float) -> lis
     deleted = []
     for a in old:
         if a not in held(needs):
-            store.delete([e.key for e in store.list(a.prefix)])
+            for prefix in (a.prefix, a.scrub_prefix):
+                store.delete([e.key for e in store.list(prefix)])
             store.delete([a.retire_key])
             needs.pop(a, None)
             deleted.append(a)

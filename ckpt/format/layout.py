@@ -5,7 +5,7 @@
     epochs/00000007.json                  claim of epoch 7            epochs/00000007.base.json   what it builds on
     steps/000000042000/e00000007-0/...    one attempt, written once   commits/000000042000-e00000007-0.json
     quarantine/<attempt>.json             why it is not to be used    retire/<attempt>.json       about to be deleted
-    ledger/e00000007-...jsonl             what happened
+    ledger/e00000007-...jsonl             what happened       scrub/<attempt>/...json     what validations found good
 
 Where the store has no conditional put, an epoch also carries a random id (``e00000007.1a2b3c4d``), which is part
 of every name and comparison, so that two starts that took the same number stay two.
@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass
 
 EPOCHS, STEPS, COMMITS = "epochs/", "steps/", "commits/"
-QUARANTINE, RETIRE, LEDGER = "quarantine/", "retire/", "ledger/"
+QUARANTINE, RETIRE, LEDGER, SCRUB = "quarantine/", "retire/", "ledger/", "scrub/"
 MANIFEST, METADATA = "manifest.json", ".metadata"
 
 _EPOCH = r"(\d{8})(?:\.([0-9a-f]{8}))?"
@@ -83,6 +83,11 @@ class Attempt:
     def retire_key(self) -> str:
         """Key of the retire record."""
         return f"{RETIRE}{self}.json"
+
+    @property
+    def scrub_prefix(self) -> str:
+        """Where validations remember what they found good, with the final "/"."""
+        return f"{SCRUB}{self}/"
 
 
 def parse_epoch_key(key: str) -> tuple[Epoch, bool] | None:

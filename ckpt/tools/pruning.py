@@ -21,7 +21,6 @@ from ckpt.policy import Keep, reasons
 from ckpt.retention import collect_unfinished, unfinished
 from ckpt.store.contract import Store
 from ckpt.tools.gather import quarantine_reason, read_claim
-from ckpt.tools.scrub import SCRUB
 from ckpt.tools.target import Place
 
 Fate = Literal["keep", "retire", "delete"]
@@ -170,8 +169,6 @@ def apply(place: Place, found: Plan, keep: Keep, grace_s: float, *, abandoned: b
             continue
         if abandoned:
             deleted = [*deleted, *collect_unfinished(place.catalog, found.epoch, own=False)]
-        for a in deleted:  # what earlier validations remember of it
-            place.store.delete([e.key for e in place.store.list(f"{SCRUB}{a}/")])
         after = place.catalog.listing()
         retired = (after.retiring | {a for a in deleted if a in before.commits}) - before.retiring
         return Done(retired=tuple(sorted(retired)), deleted=tuple(deleted), waiting=tuple(sorted(after.retiring)))

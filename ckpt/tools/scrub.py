@@ -22,7 +22,6 @@ from ckpt.format.manifest import ObjectRecord, utc_now
 from ckpt.store.contract import Store
 from ckpt.tools.report import Coverage, Level
 
-SCRUB = "scrub/"
 PIECE_BYTES = 64 << 20  # a budget ends between two pieces
 RECORD_EVERY_S = 30.0  # what a killed scrub forgets
 _MAX_RECORD_BYTES = 4 << 20
@@ -157,7 +156,8 @@ class Scrub:
 
     @property
     def _folder(self) -> str:
-        return f"{SCRUB}{self.attempt}/"
+        assert self.attempt is not None
+        return self.attempt.scrub_prefix
 
     def _remember(self, names: list[str]) -> None:
         if not names or self.attempt is None or self.problem:
