@@ -13,7 +13,6 @@ import secrets
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from ckpt.errors import Damaged, Incomplete, NotFound, ObjectMissing, Refused, StorageError, Superseded
 from ckpt.format import layout
@@ -32,7 +31,6 @@ from ckpt.format.manifest import (
     load_mark,
     utc_now,
 )
-from ckpt.policy import Keep
 from ckpt.store import conditional_put_works
 from ckpt.store.contract import Store
 
@@ -83,9 +81,9 @@ class Catalog:
         Marks come first: one that is made later is for a step older than the newest that is listed after it. Then
         commits, then epochs, and both again while a commit's epoch is not listed yet.
         """
-        quarantined, retiring = _attempts(self.store, layout.QUARANTINE), _attempts(self.store, layout.RETIRE)
+        quarantined, retiring = attempts_in(self.store, layout.QUARANTINE), attempts_in(self.store, layout.RETIRE)
         for _ in range(5):
-            commits = _attempts(self.store, layout.COMMITS)
+            commits = attempts_in(self.store, layout.COMMITS)
             keys = [parsed for e in self.store.list(layout.EPOCHS) if (parsed := layout.parse_epoch_key(e.key))]
             epochs = frozenset(e for e, is_base in keys if not is_base)
             if all(c.epoch in epochs for c in commits):
@@ -203,13 +201,13 @@ class Catalog:
         needs: dict[Attempt, frozenset[Attempt]] = {}
         for a in commits:
             with contextlib.suppress(ObjectMissing):  # retired since it was listed
-                needs[a] = self._refers_to(a)
-        for a in _attempts(self.store, layout.RETIRE) - needs.keys():  # listed last: no retired step is missed
+                needs[a] = self.refers_to(a)
+        for a in attempts_in(self.store, layout.RETIRE) - needs.keys():  # listed last: no retired step is missed
             with contextlib.suppress(ObjectMissing):  # its data are gone
-                needs[a] = _named((marks or {}).get(a) or load_mark(self.store.get(a.retire_key), a.retire_key))
+                needs[a] = named_in((marks or {}).get(a) or load_mark(self.store.get(a.retire_key), a.retire_key))
         return needs
 
-    def _refers_to(self, attempt: Attempt) -> frozenset[Attempt]:
+    def refers_to(self, attempt: Attempt) -> frozenset[Attempt]:
         """What a commit record says that the step needs besides its own data; read once. Raises ``ObjectMissing``."""
         if attempt not in self._references:
             for last in (False, True):
@@ -219,7 +217,7 @@ class Catalog:
                     if last:  # nobody can load the step any more
                         return frozenset()
                 else:
-                    self._references[attempt] = _named(record)
+                    self._references[attempt] = named_in(record)
                     break
         return self._references[attempt]
 
@@ -341,72 +339,13 @@ def quarantine(store: Store, attempt: Attempt, reason: str, details: Iterable[st
     store.put_if_absent(attempt.quarantine_key, dump("mark", mark))
 
 
-# --- retention ------------------------------------------------------------------------------------------------
-
-
-def plan_retention(usable: list[Attempt], keep: Keep) -> list[Attempt]:
-    """The attempts to retire: all that the policy does not keep, never the newest. Pure.
-
-    A policy sees each step once; of several attempts at one step the newest is kept.
-    """
-    newest: dict[int, Attempt] = {}
-    for a in usable:
-        newest.setdefault(a.step, a)
-    kept = {newest[step] for step in keep.choose(list(newest))}
-    return [a for n, a in enumerate(usable) if n > 0 and a not in kept]
-
-
-def held(needs: Needs) -> dict[Attempt, Attempt]:
-    """The attempts whose data must stay, with the newest that needs them. Pure."""
-    return {b: a for a in sorted(needs) for b in needs[a] if b != a}
-
-
-def retire(catalog: Catalog, epoch: Epoch, keep: Keep, *, grace_s: float) -> list[Attempt]:
-    """Apply a keep policy for the writer that owns ``epoch``; returns the attempts whose data were deleted now.
-
-    Retire record → fence → commit record deleted → data deleted once the record is older than ``grace_s`` seconds,
-    so that a reader which chose the step just before can finish, and once no other step refers to them. Interrupted
-    anywhere, the next call goes on.
-    """
-    store = catalog.store
-    for a in plan_retention(catalog.usable(catalog.listing()), keep):
-        with contextlib.suppress(ObjectMissing):  # another has retired it since
-            references = tuple(sorted(map(str, catalog._refers_to(a))))
-            mark = Mark(attempt=str(a), reason="retired by the keep policy", epoch=str(epoch), created=utc_now(),
-                        references=references)  # fmt: skip
-            store.put(a.retire_key, [dump("mark", mark)])
-    retiring = {a: load_mark(store.get(a.retire_key), a.retire_key) for a in _attempts(store, layout.RETIRE)}
-    if not retiring:
-        return []
-    check_not_superseded(store, epoch)
-    # a retirement that a base record of a later epoch voided is usable again: it stays, its mark goes
-    listing = catalog.listing()
-    usable = set(catalog.usable(listing))
-    store.delete([a.retire_key for a in retiring if a in usable])
-    gone = [a for a in retiring if a not in usable]
-    store.delete([a.commit_key for a in gone])
-    old = sorted((a for a in gone if _age_s(retiring[a]) >= grace_s), reverse=True)  # those that refer come first
-    needs = catalog.needs(listing.commits - set(gone), retiring) if old else {}
-    deleted = []
-    for a in old:
-        if a not in held(needs):
-            for prefix in (a.prefix, a.scrub_prefix):
-                store.delete([e.key for e in store.list(prefix)])
-            store.delete([a.retire_key])
-            needs.pop(a, None)
-            deleted.append(a)
-    return deleted
-
-
-def _age_s(mark: Mark) -> float:
-    return (datetime.now(UTC) - datetime.fromisoformat(mark.created)).total_seconds()
-
-
-def _named(record: Commit | Mark) -> frozenset[Attempt]:
+def named_in(record: Commit | Mark) -> frozenset[Attempt]:
+    """The attempts that a record refers to."""
     return frozenset(a for name in record.references if (a := layout.parse_attempt(name)) is not None)
 
 
-def _attempts(store: Store, folder: str) -> frozenset[Attempt]:
+def attempts_in(store: Store, folder: str) -> frozenset[Attempt]:
+    """The attempts that have a record in a folder such as ``retire/``; one listing."""
     return frozenset(a for e in store.list(folder) if (a := layout.parse_record_key(e.key, folder)) is not None)
 
 

@@ -26,7 +26,7 @@ from ckpt.format.layout import Attempt, Epoch
 from ckpt.policy import Keep
 from ckpt.proof import check_untorn
 from ckpt.replicas import Divergence
-from ckpt.retention import collect_unfinished
+from ckpt.retention import collect_unfinished, retire
 from ckpt.state import State, differing_values
 
 
@@ -253,7 +253,7 @@ class Saver:
         if self.keep is None or self.group.rank != 0:
             return unfinished
         try:
-            catalog.retire(self.catalog, self.epoch, self.keep, grace_s=self.grace_s)
+            retire(self.catalog, self.epoch, self.keep, grace_s=self.grace_s)
             if unfinished and (gone := collect_unfinished(self.catalog, self.epoch, own=True)):
                 _log.info("deleted the data of %d attempts that nobody finished", len(gone))
             return False

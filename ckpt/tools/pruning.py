@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from ckpt import catalog
 from ckpt.catalog import Catalog, Listing
 from ckpt.errors import Damaged, NotFound, ObjectMissing, Refused, StorageError, Superseded, Unsupported
 from ckpt.format import layout
 from ckpt.format.layout import Attempt, Epoch
 from ckpt.format.manifest import Claim, load_mark
 from ckpt.policy import Keep, reasons
-from ckpt.retention import collect_unfinished, unfinished
+from ckpt.retention import collect_unfinished, held, plan_retention, retire, unfinished
 from ckpt.store.contract import Store
 from ckpt.tools.gather import quarantine_reason, read_claim
 from ckpt.tools.target import Place
@@ -106,10 +105,10 @@ def _lines(
     store: Store, cat: Catalog, listing: Listing, usable: list[Attempt], folders: dict[Attempt, int], keep: Keep,
     grace_s: float, lost: Collection[Attempt],
 ) -> list[Line]:  # fmt: skip
-    going = set(catalog.plan_retention(usable, keep))
+    going = set(plan_retention(usable, keep))
     why = reasons(keep, list(dict.fromkeys(a.step for a in usable)))
     counted = cat.counted(listing)
-    needed = catalog.held(cat.needs(listing.commits)) if listing.retiring else {}
+    needed = held(cat.needs(listing.commits)) if listing.retiring else {}
     lines = []
     for a in folders.keys() | listing.commits | listing.retiring:
         fate: Fate = "keep"
@@ -163,7 +162,7 @@ def apply(place: Place, found: Plan, keep: Keep, grace_s: float, *, abandoned: b
     for _ in range(3):
         before = place.catalog.listing()
         try:
-            deleted = catalog.retire(place.catalog, found.epoch, keep, grace_s=grace_s)
+            deleted = retire(place.catalog, found.epoch, keep, grace_s=grace_s)
         except ObjectMissing:  # the running job finished a retirement that this one had listed
             time.sleep(0.1)
             continue

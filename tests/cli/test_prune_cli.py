@@ -17,6 +17,7 @@ from ckpt.format import layout
 from ckpt.format.layout import Epoch
 from ckpt.store import open_store
 from ckpt.store.local import LocalStore
+from ckpt.tools import pruning
 from tests.corpus.golden import GOLDEN_V1
 from tests.unit.ckpt.test_saves import half_a_save
 
@@ -90,13 +91,13 @@ def test_a_start_that_claims_in_between_deletes_nothing(
 ) -> None:
     """The claim lands after the plan and before the fence: marks may be left, no record or data is deleted."""
     url = job[0]
-    real = catalog.retire
+    real = pruning.retire
 
     def late(*args: object, **options: object) -> object:
         catalog.claim(open_store(url), world_size=1)
         return real(*args, **options)
 
-    monkeypatch.setattr(catalog, "retire", late)
+    monkeypatch.setattr(pruning, "retire", late)
     assert cli.run(["prune", url, "--keep", "latest:1", "--apply", "--grace", "0s"]) == 6
     cat = Catalog(open_store(url))
     assert len(cat.counted(cat.listing())) == 10

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
+from ckpt import retention
 from ckpt.catalog import Catalog
-from ckpt.catalog import held as catalog_held
 from ckpt.checkpoints import Checkpoints
 from ckpt.engine.group import Alone
 from ckpt.errors import CkptError, NotFound, RankFailed, StorageError, Superseded
@@ -178,7 +178,7 @@ class Checker:
         if len(usable := catalog.usable(catalog.listing())) > self.keep:
             self._bad(f"{len(usable)} steps are kept, {self.keep} should be")
         listing, keys = catalog.listing(), [e.key for e in self.world.store.list(layout.STEPS)]
-        held = catalog_held(catalog.needs(listing.commits)).keys()
+        held = retention.held(catalog.needs(listing.commits)).keys()
         data = {a for k in keys if (a := layout.parse_step_key(k))}
         if not grace and (idle := listing.retiring - listing.commits - held):
             self._bad(f"the data of {min(idle)} are kept, which nobody refers to")

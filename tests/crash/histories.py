@@ -20,6 +20,7 @@ import ckpt.catalog
 import ckpt.engine.reader
 import ckpt.engine.writer
 import ckpt.format.manifest
+import ckpt.retention
 import ckpt.store
 from ckpt.errors import Incomplete
 from ckpt.format import layout
@@ -129,7 +130,7 @@ class OneByOne:
 def laboratory() -> Iterator[pytest.MonkeyPatch]:
     """The process as histories need it: clock and random ids are ours, a rank's storage calls have one order."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ckpt.catalog, "datetime", Clock)
+        patch.setattr(ckpt.retention, "datetime", Clock)
         patch.setattr(ckpt.format.manifest, "datetime", Clock)
         patch.setattr(ckpt.catalog, "secrets", SimpleNamespace(token_hex=token))
         patch.setattr(ckpt.store, "uuid", SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=token())))

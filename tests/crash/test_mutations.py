@@ -178,7 +178,7 @@ def _(patch: Patch) -> None:
 
 def in_retention(patch: Patch, name: str, owner: Any, instead: Callable[..., Any]) -> None:
     """Replace something, within retention only."""
-    here, retire, real = threading.local(), catalog.retire, getattr(owner, name)
+    here, retire, real = threading.local(), retention.retire, getattr(owner, name)
 
     def flagged(*args: Any, **how: Any) -> Any:
         here.on = True
@@ -187,13 +187,14 @@ def in_retention(patch: Patch, name: str, owner: Any, instead: Callable[..., Any
         finally:
             here.on = False
 
-    patch.setattr(catalog, "retire", flagged)
+    for module in (retention, ckpt.save):
+        patch.setattr(module, "retire", flagged)
     patch.setattr(owner, name, lambda *a, **k: (instead if getattr(here, "on", False) else real)(*a, **k))
 
 
 @rule("retention does not look at the epochs", entangled)
 def _(patch: Patch) -> None:
-    in_retention(patch, "check_not_superseded", catalog, lambda *_: None)
+    in_retention(patch, "check_not_superseded", retention, lambda *_: None)
 
 
 @rule("retention plans over all commit records")
@@ -204,18 +205,18 @@ def _(patch: Patch) -> None:
 @rule("data are deleted before the commit record, without a retire record", retaining)
 def _(patch: Patch) -> None:
     def retire(at: Catalog, epoch: Epoch, keep: Any, **_: Any) -> None:
-        for a in catalog.plan_retention(at.usable(at.listing()), keep):
+        for a in retention.plan_retention(at.usable(at.listing()), keep):
             catalog.check_not_superseded(at.store, epoch)
             at.store.delete([e.key for e in at.store.list(a.prefix)])
             at.store.delete([a.commit_key])
 
-    patch.setattr(catalog, "retire", retire)
+    patch.setattr(ckpt.save, "retire", retire)
 
 
 @rule("the retire record goes before the data", retaining)
 def _(patch: Patch) -> None:
     def retire(at: Catalog, epoch: Epoch, keep: Any, **_: Any) -> None:
-        for a in catalog.plan_retention(at.usable(at.listing()), keep):
+        for a in retention.plan_retention(at.usable(at.listing()), keep):
             mark = Mark(attempt=str(a), reason="", epoch=str(epoch), created=utc_now())
             at.store.put(a.retire_key, [dump("mark", mark)])
             catalog.check_not_superseded(at.store, epoch)
@@ -223,7 +224,7 @@ def _(patch: Patch) -> None:
             at.store.delete([e.key for e in at.store.list(a.prefix)])
             at.store.delete([a.commit_key])
 
-    patch.setattr(catalog, "retire", retire)
+    patch.setattr(ckpt.save, "retire", retire)
 
 
 @rule("a retirement stays though a later start builds on the step", retaining)
@@ -281,12 +282,12 @@ def _(patch: Patch) -> None:
         kept = set(keep.choose([a.step for a in usable]))
         return [a for n, a in enumerate(usable) if n > 0 and a.step not in kept]
 
-    patch.setattr(catalog, "plan_retention", plan)
+    patch.setattr(retention, "plan_retention", plan)
 
 
 @rule("data that a kept step refers to are deleted", referring)
 def _(patch: Patch) -> None:
-    patch.setattr(catalog, "held", lambda _: {})
+    patch.setattr(retention, "held", lambda _: {})
 
 
 @rule("a step is chosen without a look at what it refers to", referring)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ckpt import catalog
+from ckpt import catalog, retention
 from ckpt.catalog import Catalog
 from ckpt.errors import NotFound, ObjectMissing
 from ckpt.format.layout import Attempt, Epoch
@@ -42,7 +42,7 @@ def works(store: Scripted, told: list[Any], epoch: Epoch, base: Attempt, step: i
     store.put(attempt.prefix + "data", [b"x"])
     catalog.commit(store, attempt, base, b"{}", 1)
     told.append(attempt)
-    catalog.retire(Catalog(store), epoch, Latest(keep), grace_s=0)
+    retention.retire(Catalog(store), epoch, Latest(keep), grace_s=0)
 
 
 def writer(rules: Rules) -> Program:
@@ -154,7 +154,7 @@ WEAKER: dict[str, tuple[Rules, Callable[[Patch], None]]] = {
     "the highest step counts": (
         Rules(2), lambda patch: patch.setattr(catalog, "counted", lambda commits, *_: sorted(commits, reverse=True))),
     "retention does not look at the epochs": (
-        Rules(1, damage=True), lambda patch: in_retention(patch, "check_not_superseded", catalog, lambda *_: None)),
+        Rules(1, damage=True), lambda patch: in_retention(patch, "check_not_superseded", retention, lambda *_: None)),
 }  # fmt: skip
 
 

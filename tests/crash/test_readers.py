@@ -41,11 +41,11 @@ def load(run: Checkpoints) -> Attempt | None:
 
 def marks_last(self: Catalog) -> Listing:
     store = self.store
-    commits = catalog._attempts(store, layout.COMMITS)
+    commits = catalog.attempts_in(store, layout.COMMITS)
     epochs = [p for e in store.list(layout.EPOCHS) if (p := layout.parse_epoch_key(e.key))]
     return Listing(
         commits, frozenset(e for e, base in epochs if not base), frozenset(e for e, base in epochs if base),
-        catalog._attempts(store, layout.QUARANTINE), catalog._attempts(store, layout.RETIRE),
+        catalog.attempts_in(store, layout.QUARANTINE), catalog.attempts_in(store, layout.RETIRE),
     )  # fmt: skip
 
 

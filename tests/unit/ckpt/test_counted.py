@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt import catalog
-from ckpt.catalog import Catalog, counted, plan_retention
+from ckpt import catalog, retention
+from ckpt.catalog import Catalog, counted
 from ckpt.errors import Damaged, NotFound, Superseded
 from ckpt.format.layout import Attempt, Epoch
 from ckpt.format.manifest import Base, Manifest, Mark, dump
 from ckpt.policy import Latest
+from ckpt.retention import plan_retention
 from ckpt.store import open_store
 from ckpt.store.contract import Store
 
@@ -138,7 +139,7 @@ class Job:
         return attempt
 
     def retire(self, keep: int) -> list[Attempt]:
-        return catalog.retire(Catalog(self.store), self.epoch, Latest(keep), grace_s=0)
+        return retention.retire(Catalog(self.store), self.epoch, Latest(keep), grace_s=0)
 
 
 @pytest.fixture
@@ -289,10 +290,10 @@ def test_a_retired_step_is_not_chosen_even_before_it_is_deleted(store: Store) ->
     job = Job(store).choose().base()
     for _ in range(3):
         job.save()
-    assert catalog.retire(Catalog(store), job.epoch, Latest(1), grace_s=3600) == []
+    assert retention.retire(Catalog(store), job.epoch, Latest(1), grace_s=3600) == []
     assert steps(store) == [30]
     assert store.list("steps/000000000010/")
-    assert len(catalog.retire(Catalog(store), job.epoch, Latest(1), grace_s=0)) == 2
+    assert len(retention.retire(Catalog(store), job.epoch, Latest(1), grace_s=0)) == 2
     assert not store.list("steps/000000000010/")
 
 
