@@ -49,6 +49,8 @@ soak: $(READY)
 	$(BIN)/python -m tests.soak.paused_writer 200
 	$(BIN)/python -m tests.soak.flips 10000
 	$(BIN)/python -m tests.soak.faulty_storage 12
+	$(BIN)/python -m tests.soak.crash single
+	$(BIN)/python -m tests.soak.crash_s3 200
 	$(BIN)/python -m tests.bench.fingerprint_campaign --until 1000000 --out out/soak/fingerprint.jsonl
 
 clean:
