@@ -172,6 +172,7 @@ class Saver:
                 writer.publish(metadata, results, world_size=self.group.size)
                 self._commit(attempt, writer, metadata, wrong, total)
             except Damaged:
+                catalog.check_not_superseded(self.catalog.store, self.epoch)  # a newer start deletes what we leave
                 self.previous = None  # what was referred to may be lost: the next save writes all
                 raise
             return str(attempt), total, tuple(f"{d.key}: {d}" for d in wrong)

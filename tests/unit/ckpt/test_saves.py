@@ -7,13 +7,15 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import ckpt
 from ckpt.catalog import Catalog
-from ckpt.errors import Refused, StorageError
+from ckpt.engine.writer import ObjectWriter
+from ckpt.errors import Refused, StorageError, Superseded
 from ckpt.format.layout import Attempt, parse_attempt, parse_epoch_key
 from ckpt.retention import collect_unfinished, unfinished
 from ckpt.store import open_store
@@ -147,6 +149,28 @@ def test_a_start_that_was_overtaken_deletes_nothing(tmp_path: Path) -> None:
         collect_unfinished(Catalog(open_store(run)), epoch[0], own=True)
     assert caught.value.exit_status == 6
     assert (run / torn.prefix).exists()
+
+
+def test_a_writer_whose_data_a_newer_start_has_deleted_is_told_that_it_was_overtaken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, state = tmp_path / "run", a_state()
+    old = ckpt.open(run)
+    old.resume(state)
+    publish = ObjectWriter.publish
+
+    def overtaken(writer: ObjectWriter, *args: Any, **how: Any) -> None:
+        monkeypatch.setattr(ObjectWriter, "publish", publish)
+        with ckpt.open(run, keep=ckpt.Latest(1)) as new:
+            new.resume(a_state())
+            new.save(9, a_state()).wait()
+        assert not (run / "steps/000000000001").exists(), "collected: its start was over, as far as anybody could tell"
+        publish(writer, *args, **how)
+
+    monkeypatch.setattr(ObjectWriter, "publish", overtaken)
+    with pytest.raises(Superseded):
+        old.save(1, state).wait()
+    assert ckpt.open(run).newest_valid() == "000000000009-e00000002-0"
 
 
 def test_a_run_whose_only_commit_came_too_late_starts_from_zero_and_says_so(tmp_path: Path) -> None:
