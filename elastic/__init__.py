@@ -9,16 +9,18 @@ if TYPE_CHECKING:
     from elastic.determinism import LogicalShards
     from elastic.membership import init
     from elastic.notices import NoticeUrl, StopFile, TimeLimit
-    from elastic.run import Run, Step
+    from elastic.run import Run
+    from elastic.step import Micro, Step
 
-__all__ = ["ElasticSampler", "LogicalShards", "NoticeUrl", "Run", "Step", "StopFile", "TimeLimit", "init"]
+__all__ = ["ElasticSampler", "LogicalShards", "Micro", "NoticeUrl", "Run", "Step", "StopFile", "TimeLimit", "init"]
 
 _HOME = {
     "ElasticSampler": "data",
     "LogicalShards": "determinism",
+    "Micro": "step",
     "NoticeUrl": "notices",
     "Run": "run",
-    "Step": "run",
+    "Step": "step",
     "StopFile": "notices",
     "TimeLimit": "notices",
     "init": "membership",

@@ -7,6 +7,7 @@ from typing import Any
 
 from ckpt.errors import Refused
 from ckpt.state import keepers
+from elastic.membership import rank_and_world
 
 _END = object()
 _HOW = "use DataLoader(dataset, batch_sampler=elastic.ElasticSampler(dataset, batch)), or leave data out of the state"
@@ -24,6 +25,8 @@ class Batches:
         self._source = source
         self._iterator: Iterator[Any] | None = None
         self._sampler: Any = None
+        self.weights: tuple[float, ...] = (1.0,)
+        """Of the micro-batches of one step, each of which ``next`` returns by itself."""
         if source is None:
             return
         if not hasattr(source, "__iter__"):
@@ -41,6 +44,8 @@ class Batches:
 
     def begin(self) -> None:
         """Build the iterator, at the position of the moment."""
+        if hasattr(self._sampler, "weights"):
+            self.weights = tuple(self._sampler.weights(*rank_and_world()))
         if self._source is not None:
             self._iterator = iter(self._source)
 

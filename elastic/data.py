@@ -9,6 +9,7 @@ in an epoch, and one number, the samples trained on, says where the run is.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,18 +28,23 @@ Array = NDArray[np.uint64]
 class ElasticSampler(Sampler[list[int]]):
     """Batch sampler whose order does not depend on the number of ranks: ``DataLoader(batch_sampler=...)``.
 
-    ``batch`` is the *global* batch in samples; each rank's share of a step is a contiguous part of it, so
-    ``batch`` must be a multiple of the world size. Iterating is endless, starts at ``position`` and never
+    ``batch`` is the *global* batch in samples; each rank's share of a step is a contiguous part of it. Without
+    ``micro``, ``batch`` must be a multiple of the world size. ``micro`` is how many samples a rank takes at once at
+    most (``for batch, weight in step.micros``): the global batch then stays what it is on any number of ranks, also
+    where the shares are uneven. Every rank takes as many micro-batches; one that would be empty holds the first sample
+    of the global batch, with weight 0. Iterating is endless, starts at ``position`` and never
     moves it: workers and prefetching may run ahead. Only ``advance`` moves it; :class:`elastic.Run` calls it
     when a step is complete. Rank and world size are those of the process group at the time of iterating.
     """
 
-    def __init__(self, data: int | Sized, batch: int, *, seed: int = 0) -> None:
+    def __init__(self, data: int | Sized, batch: int, *, seed: int = 0, micro: int | None = None) -> None:
         self.size = data if isinstance(data, int) else len(data)
-        self.batch, self.seed = batch, seed
+        self.batch, self.seed, self.micro = batch, seed, micro
         self._position = 0
         if self.size < 1 or batch < 1:
             raise Refused(f"a data set of {self.size} samples in batches of {batch}: both must be at least 1")
+        if micro is not None and micro < 1:
+            raise Refused(f"micro={micro}: give at least 1 sample")
 
     @property
     def position(self) -> int:
@@ -57,20 +63,37 @@ class ElasticSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         return self.share(*rank_and_world())
 
-    def share(self, rank: int, world: int) -> Iterator[list[int]]:
-        """What ``rank`` of ``world`` trains on from ``position`` on, a list a step, endlessly."""
-        if self.batch % world:
+    def weights(self, rank: int, world: int) -> list[float]:
+        """The weight of each micro-batch of a rank's share: its part of the global batch, times the ranks."""
+        return [(last - first) * world / self.batch for first, last in self._cuts(rank, world)]
+
+    def _cuts(self, rank: int, world: int) -> list[tuple[int, int]]:
+        """Where each micro-batch of a rank begins and ends in the global batch; as many on every rank."""
+        if self.micro is None and self.batch % world:
             near = sorted({self.batch - self.batch % world, self.batch + -self.batch % world} - {0})
             raise Refused(
                 f"a batch of {self.batch} samples cannot be shared evenly by {world} ranks",
-                hint=f"use {_either(_divisors(self.batch))} ranks, or a batch of {_either(near)}",
+                hint=f"use {_either(_divisors(self.batch))} ranks, or a batch of {_either(near)}, "
+                "or micro=…, which weighs uneven shares",
             )
-        share = self.batch // world
-        steps = max(1, _CHUNK // share)
+        largest = -(-self.batch // world)
+        count = 1 if self.micro is None else -(-largest // self.micro)
+        whole, more = divmod(self.batch, world)
+        first = rank * whole + min(rank, more)
+        mine = whole + (rank < more)
+        edges = [first + mine * n // count for n in range(count + 1)]
+        return list(pairwise(edges))
+
+    def share(self, rank: int, world: int) -> Iterator[list[int]]:
+        """What ``rank`` of ``world`` trains on from ``position`` on, a list a micro-batch, endlessly."""
+        cuts = [np.arange(first, last) if first < last else np.arange(1) for first, last in self._cuts(rank, world)]
+        own, ends = np.concatenate(cuts), np.cumsum([len(c) for c in cuts])[:-1]
+        steps = max(1, _CHUNK // len(own))
         start = self._position
-        offsets = np.arange(steps)[:, None] * self.batch + (rank * share + np.arange(share))
+        offsets = np.arange(steps)[:, None] * self.batch + own
         while True:
-            yield from sample_at(self.seed, self.size, start + offsets).tolist()
+            for row in sample_at(self.seed, self.size, start + offsets):
+                yield from (part.tolist() for part in np.split(row, ends))
             start += steps * self.batch
 
     def state_dict(self) -> dict[str, int]:

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import psutil
 import torch
-import torch.distributed as dist
 
 import ckpt
 from ckpt.errors import Refused, Superseded
 from ckpt.policy import Keep
-from ckpt.state import keepers
 from elastic import membership
 from elastic.agreement import SAVE_ASKED, SAVE_CLOCK, SAVE_OVERDUE, STOP_ASKED, STOP_SIGNAL, Agreement, Flags
 from elastic.batches import Batches
 from elastic.cadence import Auto, parse_every
+from elastic.group import check_group, end_superseded, has_position
 from elastic.ledger.events import (
     Error,
     Finished,
@@ -42,24 +38,12 @@ from elastic.ledger.summary import Metrics, StepTimes, one
 from elastic.ledger.writer import Writer
 from elastic.notices import Notice
 from elastic.saves import GRACE_S, Saves, error_name
+from elastic.step import Step
 from elastic.stop import STOPPED, StopSignals
 from elastic.tolerance import Tolerance
 
 _log = logging.getLogger("elastic")
 _one_at_a_time = threading.Lock()
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step of the loop, the unit of commit. Unpacks: ``for step, batch in run.steps(until=...)``."""
-
-    number: int
-    """Steps completed before this one: the first step of a fresh run is 0."""
-    batch: Any
-    """This rank's batch; None where the state has no ``data``."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.number, self.batch))
 
 
 class Run:
@@ -113,7 +97,7 @@ class Run:
             "verify_snapshot": verify_snapshot,
         }
         self._open |= dict(storage_options or {})
-        if misnamed := [k for k, v in state.entries.items() if k != "data" and _has_position(v)]:
+        if misnamed := [k for k, v in state.entries.items() if k != "data" and has_position(v)]:
             raise Refused(f"State({misnamed[0]}=…) gives batches, which a run looks for under the name 'data'",
                           hint="ckpt.State(…, data=loader)")  # fmt: skip
         self._batches = Batches(state.entries.get("data"))
@@ -135,7 +119,7 @@ class Run:
             raise Refused(
                 "this Run was entered before", hint="make a new Run, with a new process group, to start again"
             )
-        self._rank, world = _check_group()
+        self._rank, world = check_group()
         if not _one_at_a_time.acquire(blocking=False):
             raise Refused("another Run is active in this process", hint="leave its with block first")
         with ExitStack() as undo:
@@ -200,7 +184,9 @@ class Run:
                 batch = self._batches.next()
                 fetched = time.monotonic()
                 self._unfinished = True
-                yield Step(self._step, batch)
+                step = Step(self._step, batch, self._batches.weights, self._batches.next)
+                yield step
+                step.check_taken()
                 self._unfinished = False
                 done = time.monotonic()
                 self._times.add(body_s=done - fetched, data_s=fetched - mark)
@@ -239,14 +225,14 @@ class Run:
             if error is not None:
                 self._abandon(error)
                 if isinstance(error, Superseded):
-                    _end_superseded(error)
+                    end_superseded(error)
                 return
             try:
                 self._leave()
             except BaseException as late:
                 self._tell_error(late)
                 if isinstance(late, Superseded):
-                    _end_superseded(late)
+                    end_superseded(late)
                 raise
             if self._stopping == STOP_SIGNAL:
                 # the first rank to end makes torchrun send SIGTERM to the others: they end with this status, too
@@ -411,26 +397,3 @@ class Run:
             if row is not None:
                 self._tell(row)
         self._ledger.flush()
-
-
-def _has_position(source: Any) -> bool:
-    return any(callable(getattr(o, "advance", None)) for o in keepers(source))
-
-
-def _end_superseded(error: Superseded) -> NoReturn:
-    """Leave the run to the job that has taken it over; a restart by this job's agent would only take it back."""
-    membership.give_up(error.message)
-    print(error, file=sys.stderr, flush=True)
-    raise SystemExit(error.exit_status)
-
-
-def _check_group() -> tuple[int, int]:
-    """Rank and world size, after a look at how the process group was set up; ``ckpt.open`` refuses a missing one."""
-    if dist.is_initialized() and membership.generation() is None and membership.restarts_on_a_used_store():
-        warnings.warn(
-            "this process group will not survive a restart: torchrun --max-restarts gives restarted ranks a store that "
-            "holds the addresses of the dead ones. Call elastic.init() in place of init_process_group()",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-    return membership.rank_and_world()

@@ -118,10 +118,12 @@ def test_position_and_epoch() -> None:
 def test_a_batch_that_ranks_cannot_share_is_refused_with_what_works() -> None:
     with pytest.raises(Refused, match="a batch of 12 samples cannot be shared evenly by 5 ranks") as caught:
         next(ElasticSampler(100, 12).share(0, 5))
-    assert caught.value.hint == "use 1, 2, 3, 4, 6 or 12 ranks, or a batch of 10 or 15"
+    assert caught.value.hint == (
+        "use 1, 2, 3, 4, 6 or 12 ranks, or a batch of 10 or 15, or micro=…, which weighs uneven shares"
+    )
     with pytest.raises(Refused) as caught:
         next(ElasticSampler(100, 3).share(0, 4))
-    assert caught.value.hint == "use 1 or 3 ranks, or a batch of 4"
+    assert caught.value.hint == "use 1 or 3 ranks, or a batch of 4, or micro=…, which weighs uneven shares"
     with pytest.raises(Refused, match="0 samples"):
         ElasticSampler(0, 1)
 
