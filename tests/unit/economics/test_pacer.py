@@ -30,7 +30,7 @@ def test_interval_becomes_that_of_the_measured_cost():
 
 def test_first_save_comes_early_and_measures():
     pacer = Pacer(nodes=1)
-    assert pacer.interval_s == 600.0
+    assert pacer.interval_s == 120.0
     first = pacer.pop_events()[0]
     assert first["event"] == "interval"
     assert first["assumed"] == ["stall_s", "mtbf_s"]
@@ -39,7 +39,7 @@ def test_first_save_comes_early_and_measures():
     told = pacer.pop_events()
     assert [event["because"] for event in told] == ["save measured"]
     assert told[0]["interval_s"] > 3600
-    assert told[0]["was_s"] == 600.0
+    assert told[0]["was_s"] == 120.0
     assert told[0]["assumed"] == ["mtbf_s"]
     json.dumps(told)
 
@@ -78,7 +78,7 @@ def test_uploads_bound_the_interval_and_their_slowdown_is_a_cost():
 
 def test_failures_shorten_and_are_told_with_their_inputs():
     pacer = Pacer(nodes=16)
-    train(pacer, 500)
+    train(pacer, 400)
     before = pacer.interval_s
     pacer.pop_events()
     pacer.resumed(failures=3, lost_s=600.0)
@@ -167,11 +167,11 @@ def test_limits_and_freeze_hold():
     frozen.freeze()
     train(frozen, 500)
     frozen.resumed(failures=9)
-    assert frozen.interval_s == 600.0
+    assert frozen.interval_s == 120.0
     again = Pacer(nodes=16)
     again.load_state_dict(frozen.state_dict())
     again.resumed(failures=9)
-    assert again.interval_s == 600.0
+    assert again.interval_s == 120.0
 
 
 def test_impossible_values_are_refused():

@@ -234,7 +234,7 @@ def test_what_was_learned_is_in_the_step_and_asked_of_none(control: Training, tm
     again = Training(folder)
     again.train(8, every="auto")
     changes = [e.data for e in events(folder) if e.epoch == "e00000002" and isinstance(e.data, IntervalChanged)]
-    assert changes[0].was_s == 600.0
+    assert changes[0].was_s == 120.0
     assert changes[-1].inputs["failures"] == 1
     assert changes[-1].inputs["stall_s"] < 5.0  # measured by the life before; 10 s are assumed
     fixed = Training(folder)
