@@ -22,6 +22,7 @@ def fill(o: dict[str, Any]) -> None:
     dead = list(dead_s(story))
     saves = [save for life in story for save in life.saves]
     back = [life for life in story if life.attempt and life.steps]
+    back = back or [life for life in story[1:] if life.steps]  # restarts from nothing: processes start all the same
     sizes = [save.bytes for save in saves]
     stalls = [stall_s(save) for save in saves]
     step, loss = step_s(story), slowdown(story)
@@ -58,7 +59,17 @@ def fill(o: dict[str, Any]) -> None:
         o["current"] = story[-1].every
     if found.crash_loop:
         notes.append("Three starts in a row ended before their first step: find what ends them, no interval helps.")
+    notes += _little(failures=o["failures"] if "failures" in read_off else None,
+                     saves=len(saves) if "stall_s" in read_off else None)  # fmt: skip
     o["read_off"], o["notes"] = read_off, notes
+
+
+def _little(*, failures: int | None, saves: int | None) -> list[str]:
+    """What is to be said when few failures or saves were measured; None: not used."""
+    counts = ((failures, "failure", 5), (saves, "save", 3))
+    few = [(n, what) for n, what, enough in counts if n is not None and n < enough]
+    named = " and ".join(f"{n} {what}{'s' if n != 1 else ''}" for n, what in few)
+    return [f"Rests on only {named} measured."] if few else []
 
 
 def step_at(url: str, o: dict[str, Any]) -> tuple[int, float]:
@@ -98,7 +109,11 @@ def _fit(
         raise BadInput("exposure_s", f"{starts} in the ledger at {o['url']}, and none reached a first step: "
                                      "there is nothing to learn from yet; give --mtbf and --save")  # fmt: skip
     if not stalls and o["stall"] is None and o["size"] is None:
-        raise BadInput("stall_s", f"no save in the ledger at {o['url']}: give --stall, how long a save stops training")
+        raise BadInput(
+            "stall_s",
+            f"no save in the ledger at {o['url']}: give --stall, how long a save stops "
+            'training (every="auto" makes its first save after at most 2 min of steps)',
+        )
     lived = [life.as_attempt() for life in story]
     if not any(a.uptime_s > 0 for a in lived):
         lived = [type(lived[0])(uptime_s=1.0, ended="running")]  # its rate is not used

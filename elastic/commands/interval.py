@@ -10,18 +10,25 @@ from typing import Any
 import click
 
 from elastic import units
-from elastic.commands.options import DURATION, SHARE, read, refuse, shared, write
+from elastic.commands.options import DURATION, SHARE, Between, duration, read, refuse, shared, write
 from elastic.economics.inputs import BadInput
 
 
 @click.command("interval", short_help="How often to save, what it costs, what to fix first.")
 @shared
 @click.option("--step", type=DURATION, help="Time of one training step: the answer is then in whole steps.")
-@click.option("--align", type=int, default=1, help="Make the interval a multiple of this many steps.")
+@click.option(
+    "--align",
+    type=Between(1, 1_000_000_000, whole=True),
+    default=1,
+    help="Make the interval a multiple of this many steps.",
+)
 @click.option("--current", metavar="TIME|STEPS", help="The interval in use, like 30min or 500steps, to compare with.")
 @click.option("--work", type=DURATION, help="Training time of the whole job, without failures; default: long.")
 @click.option("--final-save/--no-final-save", default=True, help="Whether a finite job ends with a save.")
-@click.option("--keep", type=int, help="Checkpoints kept, checked against --late-detection.")
+@click.option(
+    "--keep", type=Between(1, 1_000_000, whole=True), help="Checkpoints kept, checked against --late-detection."
+)
 @click.option(
     "--late-detection", type=DURATION, help="Mean time until a bad state is noticed by people (loss spike, evaluation)."
 )
@@ -86,10 +93,12 @@ def _current(text: str | None, step_s: float | None) -> float | None:
     if match := re.fullmatch(r"\s*([\d_,]+)\s*(?:steps?|it|its|iterations?)\s*", text):
         if step_s is None:
             raise click.UsageError(f"--current {text} needs --step, the time of one step")
-        return float(match[1].replace(",", "").replace("_", "")) * step_s
+        text = f"{float(match[1].replace(',', '').replace('_', '')) * step_s!r}s"
     try:
-        return units.parse_duration(text)
-    except units.BadUnit:
+        return duration(text)
+    except units.BadUnit as error:
+        if "out of range" in str(error):
+            raise click.UsageError(f"--current: {error}") from None
         raise click.UsageError(
             f"--current {text!r} is neither a time nor steps: write it like 30min or 500steps"
         ) from None

@@ -30,12 +30,51 @@ class Quantity(click.ParamType[float]):
             self.fail(str(error), param, ctx)
 
 
-DURATION = Quantity("time", units.parse_duration)
-BYTES = Quantity("bytes", units.parse_bytes)
-BANDWIDTH = Quantity("bandwidth", units.parse_bandwidth)
-RATE = Quantity("rate", units.parse_rate)
+def bounded(parse: Callable[[str], float], low: float, high: float, accepted: str) -> Callable[[str], float]:
+    """The parser, refusing sizes that no job has: the models lose their digits there. Zero and below are judged later,
+    by what they stand for."""
+
+    def within(text: str) -> float:
+        value = parse(text)
+        if value > 0 and not low <= value <= high:
+            raise units.BadUnit(f"{text!r} is out of range: {accepted} is accepted")
+        return value
+
+    return within
+
+
+class Between(click.ParamType[float]):
+    """A plain number within bounds."""
+
+    def __init__(self, low: float, high: float, *, whole: bool = False) -> None:
+        self.name = "integer" if whole else "number"
+        self._parse: type[int] | type[float] = int if whole else float
+        self._low, self._high = low, high
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number, or fail with what is accepted."""
+        kind = "a whole number" if self._parse is int else "a number"
+        accepted = f"{kind} from {self._low:,.10g} to {self._high:,.10g} is accepted"
+        try:
+            number = self._parse(value)
+        except ValueError:
+            self.fail(f"{value!r} is none: {accepted}", param, ctx)
+        if not self._low <= number <= self._high:
+            self.fail(f"{value} is out of range: {accepted}", param, ctx)
+        return number
+
+
+LONGEST_S = 10_000 * 31_557_600.0
+duration = bounded(units.parse_duration, 1e-6, LONGEST_S * (1 + 1e-9), "1 µs (0.001ms) to 10,000 years (3652500d)")
+DURATION = Quantity("time", duration)
+BYTES = Quantity("bytes", bounded(units.parse_bytes, 1, 1e18, "1 B to 1,000 PB"))
+BANDWIDTH = Quantity("bandwidth", bounded(units.parse_bandwidth, 1, 1e18, "1 B/s to 1,000 PB/s"))
+RATE = Quantity("rate", bounded(units.parse_rate, 1e-6, 1e9, "0.000001 to 1,000,000,000 per 1,000 node-days"))
 SHARE = Quantity("share", units.parse_share)
-COUNT = Quantity("count", units.parse_count)
+devices = bounded(units.parse_count, 0, 1e9, "1 to 1,000,000,000")
+DEVICES = Quantity("count", devices)
+LARGE = Quantity("count", bounded(units.parse_count, 1, 1e21, "1 to 1e21"))
+USD = Between(0, 1e6)
 
 FLAGS = {
     "mtbf_s": "--mtbf", "per_1000_node_days": "--rate", "job_mtbf_s": "--job-mtbf", "failures": "--failures",
@@ -52,6 +91,8 @@ FLAGS = {
     "max_interval_s": "--max", "keep": "--keep", "detection_latency_s": "--late-detection",
     "target_goodput": "--target-goodput",
     "measured": "--measured", "stall_exponent": "--stall-exponent", "persist_exponent": "--persist-exponent",
+    "parameters": "--params", "tokens": "--tokens", "peak_flops": "--peak", "mfu": "--mfu", "deadline_s": "--deadline",
+    "checkpoint": "--checkpoint", "manual_share": "--manual-share", "marginal": "--marginal",
 }  # fmt: skip
 """Input of the calculator -> flag, for error sentences."""
 
@@ -59,16 +100,9 @@ FLAGS = {
 def refuse(error: BadInput) -> NoReturn:
     """End with status 2 and the sentence, the inputs called by their flags."""
     words = {
-        "nodes",
-        "failures",
-        "shape",
-        "slowdown",
-        "commit",
-        "keep",
-        "measured",
-        "tiers",
-        "survives",
-    }  # also plain English
+        "nodes", "failures", "shape", "slowdown", "commit", "keep", "measured", "tiers", "survives", "parameters",
+        "tokens", "mfu", "checkpoint", "marginal",
+    }  # fmt: skip  # also plain English
     names = "|".join(
         sorted((re.escape(name) for name in FLAGS if name not in words or name == error.field), key=len, reverse=True)
     )
@@ -103,10 +137,14 @@ _RATE = [
         help="Failures per node instead, like 3.79/1000nd (1,000 node-days); needs --gpus or --nodes.",
     ),
     click.option(
-        "--failures", type=int, help="Failures seen so far, with --exposure; beside a rate, which then is the prior."
+        "--failures",
+        type=Between(0, 1_000_000, whole=True),
+        help="Failures seen so far, with --exposure; beside a rate, which then is the prior.",
     ),
-    click.option("--exposure", type=DURATION, help="The job's up-time in which they were seen, like 24h."),
-    click.option("--prior-failures", type=float, help="How many failures the given or assumed rate is worth."),
+    click.option("--exposure", type=DURATION, help="Up-time, not wall time, in which they were seen, like 24h."),
+    click.option(
+        "--prior-failures", type=Between(0.01, 10_000), help="How many failures the given or assumed rate is worth."
+    ),
     click.option(
         "--job-mtbf", type=DURATION, help="A further cause that does not grow with the nodes, as its own MTBF."
     ),
@@ -116,9 +154,11 @@ _RATE = [
         help="Stops announced in time to save: a share, or counts like 9/3.",
     ),
     click.option(
-        "--shape", type=float, help="Weibull shape of up-times (below 1: failures cluster); default exponential."
+        "--shape",
+        type=Between(0.2, 10),
+        help="Weibull shape of up-times (below 1: failures cluster); default exponential.",
     ),
-    click.option("--lognormal", type=float, help="Lognormal sigma of up-times instead."),
+    click.option("--lognormal", type=Between(0.05, 3), help="Lognormal sigma of up-times instead."),
     click.option("--silent-mtbf", type=DURATION, help="Mean time between silent corruptions; needs --verify."),
 ]
 _COST = [
@@ -127,7 +167,7 @@ _COST = [
         "--save",
         "stall",
         type=DURATION,
-        help="How long a save holds up training: all of it when saves block.",
+        help="--save when saving blocks training: its whole time; else --stall (training stands still) and --persist.",
     ),
     click.option(
         "--persist",
@@ -164,7 +204,7 @@ _COST = [
         help="A faster tier, fastest first, like memory:2s:0s:80%:30s.",
     ),
     click.option("--verify", type=DURATION, help="Time of a check that finds silent corruption."),
-    click.option("--per-save-usd", type=float, default=0.0, help="Price of one save; needs --price."),
+    click.option("--per-save-usd", type=USD, default=0.0, help="Price of one save; needs --price."),
 ]
 _AFTER = [
     click.option("--detect", type=DURATION, help="Time until a failure is noticed (hang timeout)."),
@@ -176,10 +216,16 @@ _AFTER = [
     ),
 ]
 _JOB = [
-    click.option("--gpus", type=COUNT, help="Devices of the job, like 16384."),
-    click.option("--per-node", type=int, default=8, show_default=True, help="Devices in a node."),
-    click.option("--nodes", type=COUNT, help="Nodes, instead of --gpus."),
-    click.option("--price", type=float, help="US dollars for one device for an hour."),
+    click.option(
+        "--gpus",
+        type=DEVICES,
+        help="Devices of the job in which the failures were seen; in a plan --sizes chooses others.",
+    ),
+    click.option(
+        "--per-node", type=Between(1, 100_000, whole=True), default=8, show_default=True, help="Devices in a node."
+    ),
+    click.option("--nodes", type=DEVICES, help="Nodes, instead of --gpus."),
+    click.option("--price", type=USD, help="US dollars for one device for an hour."),
     click.option("--min", "min_interval", type=DURATION, help="Shortest interval allowed."),
     click.option("--max", "max_interval", type=DURATION, help="Longest interval allowed."),
 ]
@@ -282,9 +328,12 @@ def _nodes(o: dict[str, Any]) -> int | None:
     if o["gpus"] is None:
         return None
     gpus, per_node = int(o["gpus"]), int(o["per_node"])
-    if per_node < 1 or (gpus % per_node and gpus > per_node):
+    if gpus % per_node and gpus > per_node:
+        below = gpus // per_node * per_node
         raise BadInput(
-            "devices_per_node", f"{o['gpus']:g} devices are not whole nodes of {o['per_node']}: give --per-node"
+            "devices_per_node",
+            f"{gpus} devices are {gpus / per_node:.10g} nodes of {per_node}: "
+            f"give {below} or {below + per_node}, or --per-node",
         )
     return max(1, gpus // per_node)
 
@@ -305,6 +354,8 @@ def _save_times(o: dict[str, Any]) -> tuple[float, float, dict[str, str]]:
             "bytes", "--bytes and --bandwidth are above zero: give the size of a checkpoint and the speed of storage"
         )
     seconds = size / speed
+    if not 1e-6 <= seconds <= LONGEST_S:
+        raise BadInput("bytes", f"--bytes at --bandwidth take {seconds:.3g} s: 1 µs to 10,000 years are accepted")
     if o["persist"] is not None:
         raise BadInput(
             "persist_s", "--persist and --bytes with --bandwidth both give the upload time: give one of them"
@@ -318,7 +369,7 @@ def _save_times(o: dict[str, Any]) -> tuple[float, float, dict[str, str]]:
 def _notice(text: str | None) -> tuple[int | None, int | None, float]:
     if text is None:
         return None, None, 0.0
-    if match := re.fullmatch(r"\s*(\d+)\s*/\s*(\d+)\s*", text):
+    if match := re.fullmatch(r"\s*(\d{1,6})\s*/\s*(\d{1,6})\s*", text):
         return int(match[1]), int(match[2]), 0.0
     try:
         return None, None, units.parse_share(text)
@@ -335,8 +386,8 @@ def _tier(text: str) -> Tier:
             "tiers", f"{text!r} is not a tier: write NAME:STALL:PERSIST:SURVIVES[:LOAD], like memory:2s:0s:80%:30s"
         )
     try:
-        stall, persist = units.parse_duration(parts[1]), units.parse_duration(parts[2])
-        load = units.parse_duration(parts[4]) if len(parts) == 5 else None
+        stall, persist = duration(parts[1]), duration(parts[2])
+        load = duration(parts[4]) if len(parts) == 5 else None
         return Tier(name=parts[0], stall_s=stall, persist_s=persist, survives=units.parse_share(parts[3]), load_s=load)
     except units.BadUnit as error:
         raise BadInput("tiers", f"tier {parts[0]!r}: {error}") from None

@@ -10,8 +10,21 @@ from typing import Any
 import click
 
 from elastic import units
-from elastic.commands.options import BYTES, COUNT, DURATION, SHARE, read, refuse, shared, write
-from elastic.economics.inputs import BadInput
+from elastic.commands.options import (
+    BYTES,
+    DURATION,
+    LARGE,
+    SHARE,
+    USD,
+    Between,
+    devices,
+    duration,
+    read,
+    refuse,
+    shared,
+    write,
+)
+from elastic.economics.inputs import BadInput, positive, share
 
 
 @click.command("plan", short_help="How far a job can grow, and what a deadline needs.")
@@ -22,38 +35,44 @@ from elastic.economics.inputs import BadInput
 )
 @click.option(
     "--stall-exponent",
-    type=float,
+    type=Between(-3, 3),
     default=0.0,
     help="The stall grows with nodes to this power (-1: each node writes its share).",
 )
-@click.option("--persist-exponent", type=float, default=0.0, help="The same for the upload.")
+@click.option("--persist-exponent", type=Between(-3, 3), default=0.0, help="The same for the upload.")
 @click.option(
     "--measured",
     multiple=True,
     metavar="DEVICES:STEP|URL",
     help="Step time at a size, same global batch, twice or more: 1024:9.8s, or a run to read it off.",
 )
-@click.option("--params", type=COUNT, help="Parameters of the model, like 405B.")
-@click.option("--tokens", type=COUNT, help="Tokens to train on, like 15.6T.")
+@click.option("--params", type=LARGE, help="Parameters of the model, like 405B.")
+@click.option("--tokens", type=LARGE, help="Tokens to train on, like 15.6T.")
 @click.option("--deadline", type=DURATION, help="Finish within this time: how many devices?")
 @click.option("--mfu", type=SHARE, help="Model flops utilisation of undisturbed training; assumed 40 %.")
-@click.option("--peak", type=COUNT, help="Operations per second of a device; assumed 989T (H100, bf16 dense).")
+@click.option("--peak", type=LARGE, help="Operations per second of a device; assumed 989T (H100, bf16 dense).")
 @click.option("--checkpoint", type=BYTES, help="Size of a checkpoint; default 14 bytes a parameter.")
 @click.option(
-    "--storage-points", type=float, default=1.0, show_default=True, help="Points of goodput that uploading may cost."
+    "--storage-points",
+    type=Between(0.001, 99),
+    default=1.0,
+    show_default=True,
+    help="Points of goodput that uploading may cost.",
 )
 @click.option(
     "--manual-share", type=SHARE, default=0.0, help="Share of failures that need a person (Llama 3: 3 of 419)."
 )
-@click.option("--person-hours", type=float, default=1.0, show_default=True, help="Hours a person spends on one.")
-@click.option("--person-usd", type=float, default=100.0, show_default=True, help="What that hour costs.")
+@click.option(
+    "--person-hours", type=Between(0, 10_000), default=1.0, show_default=True, help="Hours a person spends on one."
+)
+@click.option("--person-usd", type=USD, default=100.0, show_default=True, help="What that hour costs.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write the curves as one page.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as JSON, schema elastic.plan/1.")
 def command(**o: Any) -> None:
     """How goodput falls with size: what the next node still adds, the sensible size, the wall.
 
-    Rate and costs are those at --gpus (or --nodes). With --params and --tokens also days, device-hours, money, and the
-    devices that a --deadline needs.
+    Rate and costs are those at --gpus (or --nodes); --sizes chooses the sizes shown. With --params and --tokens also
+    days, device-hours, money, and the devices that a --deadline needs.
 
     \b
     Examples:
@@ -89,9 +108,16 @@ def command(**o: Any) -> None:
         training = None
         if (o["params"] is None) != (o["tokens"] is None) or (o["deadline"] is not None and o["params"] is None):
             raise BadInput("params", "--params and --tokens belong together, and --deadline needs both: give them")
+        if o["checkpoint"] is not None:
+            positive("checkpoint", o["checkpoint"], "its size, like 5.67TB")
+        share("manual_share", o["manual_share"], "the share of failures that need a person")
+        share("marginal", o["marginal"], "what the next node must still add")
+        if o["deadline"] is not None:
+            positive("deadline_s", o["deadline"], "the time to finish within")
         if o["params"] is not None:
             training = budget.Training(
-                parameters=o["params"], tokens=o["tokens"], peak_flops=o["peak"] or 989e12, mfu=o["mfu"] or 0.4,
+                parameters=o["params"], tokens=o["tokens"], peak_flops=989e12 if o["peak"] is None else o["peak"],
+                mfu=0.4 if o["mfu"] is None else o["mfu"],
                 bytes_per_parameter=o["checkpoint"] / o["params"] if o["checkpoint"] else budget.BYTES_PER_PARAMETER,
             )  # fmt: skip
         people = {
@@ -104,7 +130,7 @@ def command(**o: Any) -> None:
             scaling=scaling, training=training, deadline_s=o["deadline"], marginal=o["marginal"], checkpoint_bytes=size,
             storage_points=o["storage_points"], people=people,
             rests_on=rests_on(rate_of_job(asked.rates, asked.job.nodes), asked.costs, asked),
-            sizes=_sizes(o["sizes"], asked.job.nodes, asked.job.devices_per_node),
+            notes=asked.notes, sizes=_sizes(o["sizes"], asked.job.nodes, asked.job.devices_per_node),
         )  # fmt: skip
         result = show_plan.answer(question)
         if o["html"]:
@@ -123,9 +149,9 @@ def _measured(o: dict[str, Any], per_node: int) -> dict[float, float]:
             world, seconds = step_at(text, o)
             out[world / per_node] = seconds
             continue
-        devices, _, step = text.partition(":")
+        size, _, step = text.partition(":")
         try:
-            out[units.parse_count(devices) / per_node] = units.parse_duration(step)
+            out[devices(size) / per_node] = duration(step)
         except units.BadUnit as error:
             raise BadInput("measured", f"--measured {text!r}: {error}; write it like 1024:9.8s") from None
     return out
@@ -138,7 +164,7 @@ def _sizes(text: str | None, nodes: int, per_node: int) -> list[int]:
     try:
         if match is None:
             raise units.BadUnit("two device counts are needed")
-        low, high = (max(1, round(units.parse_count(part) / per_node)) for part in match.groups())
+        low, high = (max(1, round(devices(part) / per_node)) for part in match.groups())
     except units.BadUnit as error:
         raise BadInput("nodes", f"--sizes {text!r}: {error}; write it like 1024:131072") from None
     if low > high:

@@ -14,10 +14,14 @@ from elastic.units import show_duration as time
 from elastic.units import show_number as number
 
 SCHEMA = "elastic.interval/1"
+_NOTHING = 1e-9
+"""Goodput below which there is no forecast to give."""
+_NEVER_S = 10_000 * 31_557_600.0
 _NAMES = {
     "useful": "training", "save": "saving", "slowdown": "slower while uploading", "verify": "verifying",
     "rework": "work done again",
-    "persist_lag": "done again: not yet uploaded", "detect": "noticing failures", "reschedule": "getting machines",
+    "persist_lag": "work lost because its save was still uploading",
+    "detect": "noticing failures", "reschedule": "getting machines",
     "recovery": "loading and warming up",
     "notice_save": "saving on notice",
 }  # fmt: skip
@@ -52,6 +56,8 @@ def _answer(plan: Plan) -> list[str]:
         lines.append(
             f"Verify {plan.parts[0]} time{'s' if plan.parts[0] != 1 else ''} per checkpoint, the last just before it."
         )
+    if not plan.goodput > _NOTHING:
+        return wrapped(lines)
     low, high = flat_region(plan)
     steps = f" ({low / plan.job.step_s:,.0f} to {high / plan.job.step_s:,.0f} steps)" if plan.job.step_s else ""
     lines.append(f"Anything from {time(low)} to {time(high)}{steps} is within 0.1 point.")
@@ -71,18 +77,35 @@ def _forecast(plan: Plan) -> list[str]:
     span = "" if plan.rate.known else f", 95 %: {_percent(low)} to {_percent(high)}"
     lines = [f"Goodput {_percent(plan.goodput)} (share of wall time that trains{span})."]
     kind = "an unannounced one" if plan.rates.warned else "each"
-    lines.append(
-        f"{number(plan.failures_per_week)} failures a week; {kind} loses {time(plan.lost_per_failure_s)} of work "
-        f"(1 in 20 over {time(plan.lost_p95_s)})."
-    )
-    if total := total_time(plan):
-        lines.append(f"The job takes {time(total.mean_s)}; 1 in 20 times over {time(total.p95_s)}.")
-    elif plan.expected_total_s:
-        lines.append(f"The job takes {time(plan.expected_total_s)}.")
-    return wrapped(lines)
+    week, lost, most = plan.failures_per_week, plan.lost_per_failure_s, plan.lost_p95_s
+    if math.isfinite(week + lost + most):
+        lines.append(f"{number(week)} failures a week; {kind} loses {time(lost)} of work (1 in 20 over {time(most)}).")
+    return wrapped([*lines, *_whole_job(plan)])
+
+
+def _whole_job(plan: Plan) -> list[str]:
+    """How long a job of known length takes, and what it costs where devices and price are known."""
+    if plan.job.work_s is None:
+        return []
+    total, mean = total_time(plan), plan.expected_total_s
+    mean = total.mean_s if total else mean
+    if mean is None or not mean <= _NEVER_S:
+        return ["The job never ends: in 10,000 years it is not done."]
+    tail = f"; 1 in 20 times over {time(total.p95_s)}" if total and total.p95_s <= _NEVER_S else ""
+    lines = [f"The job takes {time(mean)}{tail}."]
+    if plan.job.devices is not None and plan.job.usd_per_device_hour is not None:
+        hours, lost = (s * plan.job.devices / 3600 for s in (mean, max(mean - plan.job.work_s, 0.0)))
+        usd = plan.job.usd_per_device_hour
+        lines[0] += (
+            f" These are {number(hours)} device-hours, ${number(hours * usd)}; "
+            f"{number(lost)} of them, ${number(lost * usd)}, are lost."
+        )
+    return lines
 
 
 def _waste(plan: Plan) -> list[str]:
+    if not plan.goodput > _NOTHING:
+        return wrapped(["Next to nothing is trained: almost every save or restart is struck before it ends."])
     parts = [(name, share) for name, share in asdict(plan.split).items() if share > 0 and name != "useful"]
     parts.sort(key=lambda part: -part[1])
     shown = [f"{_NAMES[name]} {number(100 * share, 2)}" for name, share in parts]
@@ -93,7 +116,7 @@ def _levers(plan: Plan) -> list[str]:
     rows = [lever for lever in levers(plan) if abs(lever.points) >= 0.1]
     if not rows:
         return []
-    worse = [r for r in rows if r.points < 0][:1]
+    worse = [r for r in rows if r.points < 0]
     shown = [*[r for r in rows if r.points > 0][: 4 - len(worse)], *worse]
     return [
         "What to fix first (points of goodput gained)",
@@ -107,8 +130,8 @@ def _row(head: str, body: str) -> list[str]:
 
 
 def _rivals(plan: Plan) -> list[str]:
-    rows = []
-    for rival in rivals(plan):
+    rows: list[str] = []
+    for rival in rivals(plan) if plan.goodput > _NOTHING else ():
         if rival.name in ("Young 1974", "Daly 2006") and rival.points < 0.05:
             continue
         if rival.name == "half of it" and plan.job.current_s is not None:
@@ -119,7 +142,7 @@ def _rivals(plan: Plan) -> list[str]:
             loss += f"  ${number(rival.usd_per_day)}" if rival.usd_per_day is not None else ""
             loss += " a day"
         rows.append(f"  {rival.name:<11} {time(rival.interval_s):>9}  {loss}")
-    return ["Other intervals cost", *rows]
+    return ["Other intervals cost", *rows] if rows else []
 
 
 def _target(plan: Plan, target: float) -> list[str]:

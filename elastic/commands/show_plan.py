@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
 
-from elastic.commands.basis import wrapped
+from elastic.commands.basis import WIDTH, wrapped
 from elastic.economics import budget
 from elastic.economics.scale import Scaling
 from elastic.units import show_bytes, show_duration, show_number
@@ -28,6 +28,7 @@ class Question:
     people: dict[str, float]
     sizes: list[int]
     rests_on: str
+    notes: tuple[str, ...] = ()
 
 
 def answer(q: Question) -> dict[str, Any]:
@@ -108,8 +109,7 @@ def text(q: Question, a: dict[str, Any]) -> str:
         head += ["time", "device-h"]
         head += ["cost"] if q.scaling.job.usd_per_device_hour else []
     table = [head, *(_cells(q, row) for row in a["sizes"])]
-    widths = [max(len(row[i]) for row in table) for i in range(len(head))]
-    lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
+    lines += _table(table)
     lines.append("")
     lines.append(f"Up to {_size(a['sensible_devices'])} the next node still adds {q.marginal:.0%} of itself;")
     lines.append(f"beyond {_size(a['wall_devices'])} it takes away more than it adds (the reliability wall).")
@@ -123,8 +123,17 @@ def text(q: Question, a: dict[str, Any]) -> str:
         )
     if not q.scaling.efficiency.points:
         lines.append("Failures alone are counted; --measured adds what communication costs.")
-    lines += wrapped([q.rests_on])
+    lines += wrapped([*(f"! {note}" for note in q.notes), q.rests_on])
     return "\n".join(lines)
+
+
+def _table(rows: list[list[str]]) -> list[str]:
+    """Columns ruled up; as two tables, each with the devices, where one would be wider than the screen."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if sum(widths) + 2 * len(widths) - 2 > WIDTH:
+        cut = rows[0].index("storage" if "storage" in rows[0] else "time")
+        return [*_table([row[:cut] for row in rows]), "", *_table([[row[0], *row[cut:]] for row in rows])]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 
 def _cells(q: Question, row: dict[str, Any]) -> list[str]:
@@ -133,7 +142,7 @@ def _cells(q: Question, row: dict[str, Any]) -> list[str]:
         show_duration(row["mtbf_s"]),
         show_duration(row["interval_s"]),
         f"{row['goodput']:.1%}",
-        f"{row['marginal']:.0%}",
+        f"{round(row['marginal'], 2) + 0.0:.0%}",
     ]
     if q.scaling.efficiency.points:
         cells.append(f"{row['efficiency']:.0%}")

@@ -51,13 +51,14 @@ def _solved(plan: Plan, costs: Costs | None = None, mtbf_s: float | None = None)
 
 
 def levers(plan: Plan) -> tuple[Lever, ...]:
-    """What to fix first, best first; what would make things worse comes last, as a warning."""
+    """What to fix first, best first, without what would gain nothing; last what going back to blocking saves loses."""
     costs, base = plan.costs, _solved(plan)
     out: list[Lever] = []
 
     def add(name: str, change: str, new: Costs | None = None, mtbf_s: float | None = None) -> None:
         gain = _solved(plan, new, mtbf_s)
-        out.append(Lever(name=name, change=change, goodput=gain, points=100 * (gain - base)))
+        if gain > base or name == "blocking":
+            out.append(Lever(name=name, change=change, goodput=gain, points=100 * (gain - base)))
 
     add(
         "failures",
@@ -114,8 +115,8 @@ def _fast_tier(plan: Plan, base: float) -> list[Lever]:
     stall = costs.stall_s / 10 if costs.persist_s == 0 else costs.stall_s
     tier = Tier(name="memory", stall_s=stall, survives=0.8, load_s=costs.load_s / 10)
     gain = _solved(plan, replace(costs, tiers=(tier,)))
-    text = f"also save to peer memory (assumed: {_time(stall)}, survives 80 %, load x10)"
-    return [Lever(name="fast_tier", change=text, goodput=gain, points=100 * (gain - base))]
+    text = f"also save to peer memory (assumed: {_time(stall)}, survives 80 %, load in a tenth of the time)"
+    return [Lever(name="fast_tier", change=text, goodput=gain, points=100 * (gain - base))] if gain > base else []
 
 
 def flat_region(plan: Plan, points: float = 0.1) -> tuple[float, float]:
@@ -225,13 +226,13 @@ def total_time(plan: Plan, work_s: float | None = None) -> Total | None:
     dead = model.detect_s + model.reschedule_s
     if model.strike_recovery:
         mean_y, var_y = _struck(m, model.recovery_s + late)
-        count = math.expm1(min((model.recovery_s + late) / m, 300))
+        count = math.expm1(min((model.recovery_s + late) / m, 100))
         mean_r = dead + model.recovery_s + late + count * (mean_y + dead)
         var_r = count * var_y + count * (1 + count) * (mean_y + dead) ** 2
     else:
         mean_r, var_r = dead + model.recovery_s + late, 0.0
     mean_y, var_y = _struck(m, cycle)
-    fails = math.expm1(min(cycle / m, 300))
+    fails = math.expm1(min(cycle / m, 100))
     variance = segments * (fails * (var_y + var_r) + fails * (1 + fails) * (mean_y + mean_r) ** 2)
     quiet = segments * cycle
     extra = segments * fails * (mean_y + mean_r)

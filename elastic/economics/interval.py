@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from elastic.economics.inputs import BadInput, Costs, Job, Rates, positive
 from elastic.economics.models import Model, Setting, SingleTier, Split
 from elastic.economics.posterior import Posterior, rate_of_job
+from elastic.economics.roots import best_count
 
 if TYPE_CHECKING:
     from elastic.economics.tiers import Level
@@ -294,14 +295,13 @@ def _fit_to_job(
         segments = max(1, math.ceil(job.work_s / setting.work_s))
         if segments == 1:
             setting, bound = Setting(job.work_s, setting.parts), "work"
-        return setting, bound, segments, job.work_s / model.goodput(setting)
+        gain = model.goodput(setting)
+        return setting, bound, segments, job.work_s / gain if gain > 0 else math.inf
     allowed = max(1, math.floor(job.work_s / max(model.floor_s, job.min_interval_s or 0.0, job.step_s or 0.0, 1e-12)))
     forced = math.ceil(job.work_s / job.max_interval_s * (1 - 1e-12)) if job.max_interval_s else 1
     k = min(max(round(job.work_s / setting.work_s), forced, 1), max(allowed, forced))
+    k = best_count(lambda count: -_expected_total(model, job, count), k, forced, allowed)
     total = _expected_total(model, job, k)
-    for direction in (-1, 1):
-        while forced <= k + direction <= allowed and (other := _expected_total(model, job, k + direction)) < total:
-            k, total = k + direction, other
     if k == 1 and forced == 1:
         return Setting(job.work_s), "work", 1, total
     if job.step_s is None:

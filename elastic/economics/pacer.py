@@ -7,6 +7,7 @@ What is learned: the stall and the persist latency of saves and the excess of st
 (moving averages with weight max(0.2, 1/k); means, not medians, are what the optimum needs), and the failure rate
 as a Gamma posterior that forgets with a half-life of some failures, so that a rate which changes is followed. A rate
 that was only assumed counts half as much after each failure seen: one job may fail a hundred times as often.
+Unless ``costs`` are given, the first save is due after :data:`FIRST_SAVE_S` = 120 s of steps at the latest.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from elastic.economics.posterior import node_rate, rate_of_job
 
 ASSUMED_STALL_S = 10.0
 """Stall planned with until the first save was measured."""
-FIRST_SAVE_S = 600.0
-"""The first save comes no later than this: it is what measures the cost."""
+FIRST_SAVE_S = 120.0
+"""The first save comes no later than this: it measures the cost, and a job that is killed young keeps something."""
 _LEAST_STALL_S = 1e-4
 _TOLD = 0.1  # a change of the interval below this share is made but not told
 _COUNTERS = ("failures", "saves", "early", "notice_saved", "notice_missed")
@@ -237,7 +238,7 @@ class Pacer:
     # how ---------------------------------------------------------------------------------------------------------
 
     def _live(self, seconds: float) -> None:
-        keep = 0.5 ** (seconds * self.a / (self._half_life * self.b_s))
+        keep = max(1e-3, 0.5 ** (seconds * self.a / (self._half_life * self.b_s)))  # a clock's jump forgets not all
         self.a *= keep
         self.b_s = self.b_s * keep + seconds
         self.prior_a, self.prior_b_s = self.prior_a * keep, self.prior_b_s * keep

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from elastic.economics.models import Setting, SingleTier, Split
@@ -56,12 +57,21 @@ class Renewal:
 
     def survival(self, t: float) -> float:
         """P(up-time > t)."""
-        if self.shape:
-            scale = self.mtbf_s / math.gamma(1 + 1 / self.shape)
-            return math.exp(-((t / scale) ** self.shape))
+        return self._law()(t)
+
+    def _law(self) -> Callable[[float], float]:
+        """The survival function with its constants worked out: a sum calls it hundreds of times."""
+        if shape := self.shape:
+            scale = self.mtbf_s / math.gamma(1 + 1 / shape)
+
+            def weibull(t: float) -> float:
+                log_hazard = shape * math.log(t / scale) if t > 0 else -math.inf
+                return math.exp(-math.exp(log_hazard)) if log_hazard < 7 else 0.0
+
+            return weibull
         assert self.sigma is not None
-        mu = math.log(self.mtbf_s) - self.sigma**2 / 2
-        return 0.5 * math.erfc((math.log(t) - mu) / (self.sigma * math.sqrt(2)))
+        mu, width = math.log(self.mtbf_s) - self.sigma**2 / 2, self.sigma * math.sqrt(2)
+        return lambda t: 0.5 * math.erfc((math.log(t) - mu) / width)
 
     def beyond_s(self, t: float) -> float:
         """∫ of the survival function from t on."""
@@ -75,17 +85,17 @@ class Renewal:
 
     def _secured_cycles(self, cycle: float, late: float) -> float:
         """Σₖ S(k·cycle + late): term by term while it changes fast, Euler and Maclaurin's formula for the tail."""
-        total, k, t = 0.0, 0, 0.0
+        total, k, t, survival = 0.0, 0, 0.0, self._law()
         while k < 600:
             k += 1
             t = k * cycle + late
-            value = self.survival(t)
+            value = survival(t)
             total += value
             if value < 1e-16:
                 return total
         h = cycle * 1e-3
-        first = self.survival(t + h) - self.survival(t - h)
-        return total + self.beyond_s(t) / cycle - self.survival(t) / 2 - first / (2 * h) * cycle / 12
+        first = survival(t + h) - survival(t - h)
+        return total + self.beyond_s(t) / cycle - survival(t) / 2 - first / (2 * h) * cycle / 12
 
     def best(self, low_s: float, high_s: float, extra_save_s: float = 0.0) -> Setting:
         """The best fixed interval, by search around the exponential one."""

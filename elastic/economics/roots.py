@@ -109,18 +109,46 @@ def highest(f: Callable[[float], float], low: float, high: float, *, scan: int =
     return maximise(f, low * ratio ** max(at - 1, 0), low * ratio ** min(at + 1, scan))
 
 
+def best_count(f: Callable[[int], float], start: int, low: int, high: float) -> int:
+    """The whole number in [low, high] where ``f``, unimodal, is largest: uphill from ``start`` in strides that double
+    while they help and halve when they do not, so a start that is far off costs a logarithm."""
+    at, best = start, f(start)
+    for direction in (-1, 1):
+        stride = 1
+        while stride:
+            there = at + direction * stride
+            if low <= there <= high and (value := f(there)) > best:
+                at, best, stride = there, value, stride * 2
+            else:
+                stride //= 2
+    return at
+
+
 def crossing(f: Callable[[float], float], low: float, high: float) -> float:
-    """The x in [low, high] where ``f`` falls through zero, by bisection over log x; the end itself if it does not."""
-    if f(low) <= 0:
+    """The x in [low, high] where ``f`` falls through zero; the end itself if it does not. Over log x, by inverse
+    quadratic interpolation where that is safe and bisection elsewhere (Chandrupatla 1997)."""
+    if (fa := f(low)) <= 0:
         return low
-    if f(high) >= 0:
+    if (fb := f(high)) >= 0:
         return high
-    a, b = math.log(low), math.log(high)
-    while b - a > 1e-13 * max(1.0, abs(a)):
-        middle = 0.5 * (a + b)
-        if middle in (a, b):
-            break
-        a, b = (middle, b) if f(math.exp(middle)) > 0 else (a, middle)
+    a, b, t = math.log(low), math.log(high), 0.5
+    for _ in range(200):
+        x = a + t * (b - a)
+        fx = f(math.exp(x))
+        if (fx > 0) == (fa > 0):
+            c, fc = a, fa
+        else:
+            c, fc, b, fb = b, fb, a, fa
+        a, fa = x, fx
+        best, least = (a, fa) if abs(fa) < abs(fb) else (b, fb)
+        near = 5e-14 * max(1.0, abs(best)) / abs(b - a)
+        if near > 0.5 or least == 0:
+            return math.exp(best)
+        along, fell = (a - b) / (c - b), (fa - fb) / (fc - fb)
+        t = 0.5
+        if fell * fell < along and (1 - fell) * (1 - fell) < 1 - along:  # a power would raise when too large
+            t = fa / (fb - fa) * fc / (fb - fc) + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
+        t = min(1 - near, max(near, t))
     return math.exp(0.5 * (a + b))
 
 
@@ -166,6 +194,8 @@ def gamma_quantile(shape: float, p: float) -> float:
     """The x with P(shape, x) = p; Newton in log x from Wilson and Hilferty's (1931) start."""
     z = _normal_quantile(p)
     start = shape * (1 - 1 / (9 * shape) + z / (3 * math.sqrt(shape))) ** 3
+    if shape > 1e7:
+        return start  # closer than the digits that the series would have left
     small = math.exp((math.log(p) + math.lgamma(shape + 1)) / shape)
     u = math.log(start if start > small and shape > 0.6 else small)
     for _ in range(60):

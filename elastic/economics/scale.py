@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from elastic.economics.inputs import BadInput, Costs, Job, Rates, positive
 from elastic.economics.interval import build_model
@@ -123,9 +124,7 @@ class Scaling:
 
     def goodput(self, nodes: float) -> tuple[float, float]:
         """(goodput, interval in seconds) at the best interval."""
-        model = build_model(self.rates, self.costs_at(nodes), self.mtbf_s(nodes))
-        setting = model.best(self.job.min_interval_s or 0.0, self.job.max_interval_s or math.inf)
-        return model.goodput(setting), setting.work_s
+        return _solved(self, nodes)
 
     def useful_nodes(self, nodes: float) -> float:
         """nodes × goodput × parallel efficiency."""
@@ -163,6 +162,14 @@ class Scaling:
     def wall(self) -> float | None:
         """The size beyond which a further node takes away more than it adds."""
         return self.size_where(0.0)
+
+
+@lru_cache(maxsize=4096)  # the table, both sizes sought and their derivatives meet at the same sizes
+def _solved(scaling: Scaling, nodes: float) -> tuple[float, float]:
+    job = scaling.job
+    model = build_model(scaling.rates, scaling.costs_at(nodes), scaling.mtbf_s(nodes))
+    setting = model.best(job.min_interval_s or 0.0, job.max_interval_s or math.inf)
+    return model.goodput(setting), setting.work_s
 
 
 def scale_curve(

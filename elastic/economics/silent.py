@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from elastic.economics.inputs import BadInput, positive
 from elastic.economics.models import Setting, Split
-from elastic.economics.roots import maximise
+from elastic.economics.roots import best_count, maximise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,11 +94,7 @@ class Verified:
             setting = Setting(min(max(work, low_s), max(high_s, low_s)), (count,))
             return self.goodput(setting), setting
 
-        here = at(n)
-        for direction in (1, -1):
-            while n + direction >= 1 and (next_ := at(n + direction))[0] > here[0]:
-                n, here = n + direction, next_
-        return here[1]
+        return at(best_count(lambda count: at(count)[0], n, 1, math.inf))[1]
 
     def split(self, setting: Setting) -> Split:
         """Shares of wall time."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from elastic.economics.models import Setting, Split
@@ -98,7 +99,7 @@ class Tiered:
     def _pattern(self, setting: Setting) -> tuple[float, float, float]:
         """(work of one pattern, its expected time, mean time of a recovery); time may be infinite."""
         setting = self._kept_up(setting)
-        recovery, ends = self._recoveries(self.detect_s + self.reschedule_s, 1.0)
+        recovery, ends = _recoveries(self)
         block = self._block(len(self.levels) - 1, 0.0, setting, ends, recovery)
         work = setting.work_s * math.prod(setting.parts)
         return work, block.time_s, recovery
@@ -227,7 +228,7 @@ class Tiered:
         if share is None:
             split = self.split(setting)
             up = split.useful + split.save + split.slowdown + split.rework + split.persist_lag
-            return (split.rework + split.persist_lag) / up * self.mtbf_s
+            return (split.rework + split.persist_lag) / up * self.mtbf_s if up > 0 else self.mtbf_s
         deepest, seen = 0, 0.0
         for index, level in enumerate(self.levels):
             deepest, seen = index, seen + level.share
@@ -235,3 +236,8 @@ class Tiered:
                 break
         span = setting.work_s * math.prod(setting.parts[:deepest])
         return span + self.levels[deepest].lag_s
+
+
+@lru_cache(maxsize=256)  # a search asks a thousand times for what no setting changes
+def _recoveries(model: Tiered) -> tuple[float, list[float]]:
+    return model._recoveries(model.detect_s + model.reschedule_s, 1.0)

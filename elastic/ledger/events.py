@@ -242,7 +242,10 @@ def encode(event: Event) -> str:
 
 def decode(line: str) -> Event:
     """The event of a line; ``ValueError`` says what is wrong with one that is none."""
-    row = json.loads(line)
+    try:
+        row = json.loads(line)
+    except RecursionError:
+        raise ValueError(f"nested too deeply: {line[:80]}") from None
     if not isinstance(row, dict) or row.get("schema") != SCHEMA:
         raise ValueError(f"not a line of {SCHEMA}: {line[:80]}")
     kind, data = row.get("kind"), row.get("data")
@@ -250,7 +253,10 @@ def decode(line: str) -> Event:
         raise ValueError(f"an event without kind or data: {line[:80]}")
     known = KINDS.get(kind)
     payload = _made(known, data) if known else Unknown(kind=kind, fields=data)
-    return _made(Event, row, data=payload)  # type: ignore[no-any-return]
+    event: Event = _made(Event, row, data=payload)
+    if datetime.fromisoformat(event.time).tzinfo is None:
+        raise ValueError(f"a time without its zone: {event.time}")
+    return event
 
 
 def _made(cls: Any, row: dict[str, Any], **more: Payload) -> Any:
@@ -258,7 +264,7 @@ def _made(cls: Any, row: dict[str, Any], **more: Payload) -> Any:
     try:
         known = {f.name: _READ[f.type](row[f.name]) for f in fields(cls) if f.type in _READ and f.name in row}
         return cls(**known, **more)
-    except (TypeError, AttributeError) as error:
+    except (TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"no {cls.__name__}: {error}") from None
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -15,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from elastic.cli import COMMANDS, cli
+from tests.unit.elastic.test_history import life, steps, trained, write
 
 TIERED = "--mtbf 3h --save 60s --tier memory:2s:0s:80%:1min"
 GOLDEN = Path(__file__).parent / "golden"
@@ -87,7 +89,7 @@ def test_the_answer_for_a_large_job_fits_a_screen():
         ("interval --mtbf 3h --save 4s --notice-share all", "counts like 9/3"),
         ("interval --mtbf 3h --save 4s --notice-share 1.0", "from 0 to below 1"),
         ("interval --mtbf 3h --save 4s --gpus 8 --nodes 1", "give one of them"),
-        ("interval --mtbf 3h --save 4s --gpus 12", "not whole nodes"),
+        ("interval --mtbf 3h --save 4s --gpus 100", "100 devices are 12.5 nodes of 8: give 96 or 104, or --per-node"),
         ("interval --mtbf 3h --save 4s --target-goodput 2", "a share between 0 and 1"),
         ("interval --mtbf 3h --save 4s --shape 0.7 --notice-share 50%", "not modelled"),
         ("interval --mtbf 3h --save 4s --align 50", "--step: give"),
@@ -96,7 +98,7 @@ def test_the_answer_for_a_large_job_fits_a_screen():
         ("interval --mtbf 3h --save -4s", "--stall is -4.0: give"),
         ("interval --mtbf 3h --save nan", "is not a duration"),
         ("interval --mtbf 3h --save inf", "is not a duration"),
-        ("interval --failures -1 --exposure 24h --save 4s", "a whole number of at least 0"),
+        ("interval --failures -1 --exposure 24h --save 4s", "a whole number from 0 to 1,000,000 is accepted"),
         ("interval --failures 3 --exposure 0s --save 4s", "--exposure is 0.0: give the job's up-time"),
         ("interval --rate nan/1000nd --gpus 8 --save 4s", "like 3.79/1000nd"),
         ("interval --mtbf 3h --bytes 2TB --bandwidth 0GB/s", "--bytes and --bandwidth are above zero"),
@@ -108,7 +110,7 @@ def test_the_answer_for_a_large_job_fits_a_screen():
         ("interval --mtbf 3h --save 4s --silent-mtbf 9d", "silent errors need both"),
         ("interval --mtbf 3h --save 4s --per-save-usd 1", "give --gpus or --nodes and --price"),
         ("interval --mtbf 3h --save 4s --gpus 0", "give a whole number of at least 1"),
-        ("interval --mtbf 3h --save 4s --price nan --gpus 8", "--price is nan: give"),
+        ("interval --mtbf 3h --save 4s --price nan --gpus 8", "nan is out of range: a number from 0 to"),
         (f"interval {TIERED} --notice-share 50%", "--tier with --notice-share is not modelled"),
         (f"interval {TIERED} --commit next-save", "--tier with --commit is not modelled"),
         (f"interval {TIERED} --shape 0.7", "--tier with --shape is not modelled"),
@@ -124,6 +126,28 @@ def test_the_answer_for_a_large_job_fits_a_screen():
         ("plan --gpus 64 --mtbf 9h --save 60s --params 7B --tokens 1T --deadline 0s", "--deadline is 0.0: give"),
         ("plan --gpus 64 --mtbf 9h --save 60s --params 7B --tokens 1T --mfu 0", "--mfu is 0.0: give"),
         ("plan --gpus 64 --mtbf 9h --save 60s --params 7B --tokens 1T --peak 0", "--peak is 0.0: give"),
+        ("plan --gpus 64 --save 4s --params 7B --tokens 1T --checkpoint 0B", "--checkpoint is 0.0: give its size"),
+        ("plan --gpus 64 --save 4s --person-hours -1", "-1 is out of range: a number from 0 to 10,000"),
+        ("plan --gpus 64 --save 4s --person-usd inf", "inf is out of range: a number from 0 to 1,000,000"),
+        ("plan --gpus 64 --save 4s --manual-share 300%", "--manual-share is 3.0: give the share"),
+        ("interval --gpus 8 --save 4s --prior-failures 1e300", "1e300 is out of range: a number from 0.01 to 10,000"),
+        ("interval --gpus 8 --save 4s --prior-failures 1e-300", "1e-300 is out of range"),
+        ("interval --mtbf 1e-9s --save 4s --work 30d", "'1e-9s' is out of range: 1 µs (0.001ms) to 10,000 years"),
+        ("interval --mtbf 3h --save 4s --work 1e300s", "'1e300s' is out of range"),
+        ("interval --mtbf 1e200s --save 1e-200s", "'1e200s' is out of range"),
+        ("interval --mtbf 3h --save 1e200s --work 30d", "'1e200s' is out of range"),
+        ("interval --mtbf 3h --save 4s --shape 1e-300", "1e-300 is out of range: a number from 0.2 to 10 is accepted"),
+        ("interval --mtbf 3h --save 4s --shape 1e300", "1e300 is out of range"),
+        ("interval --mtbf 3h --save 4s --shape 100", "100 is out of range"),
+        ("interval --mtbf 3h --save 4s --lognormal 1e300", "1e300 is out of range: a number from 0.05 to 3"),
+        ("interval --mtbf 3h --save 4s --tier m:1e-9s:0s:80%", "'1e-9s' is out of range"),
+        ("interval --mtbf 3h --save 4s --step 1s --current 9999999999999steps", "--current: '9999999999999.0s' is out"),
+        ("interval --mtbf 3h --save 4s --notice-share 99999999/3", "counts like 9/3"),
+        ("interval --mtbf 3h --bytes 1000PB --bandwidth 1B/s", "1 µs to 10,000 years are accepted"),
+        ("plan --gpus 64 --save 4s --stall-exponent 1e300", "1e300 is out of range: a number from -3 to 3 is accepted"),
+        ("plan --gpus 64 --save 4s --persist-exponent 300", "300 is out of range"),
+        ("plan --gpus 64 --save 4s --sizes 1:1e300", "'1e300' is out of range: 1 to 1,000,000,000"),
+        ("plan --gpus 64 --save 4s --measured 1e300:1s", "'1e300' is out of range"),
         ("nosuch", "No such command"),
     ],
 )
@@ -133,6 +157,84 @@ def test_what_cannot_be_is_answered_by_a_sentence(line, sentence):
     assert sentence in " ".join(result.stderr.split())
     assert "Traceback" not in result.output
     assert result.stdout == ""
+
+
+EXTREME = ("0.001ms", "1s", "1h", "30d", "3652500d")
+HARD = (  # each was once a crash, a loop without end or a sentence with nan
+    "--mtbf 1s --save 1h --silent-mtbf 30d --verify 1min",
+    "--mtbf 3652500d --save 10000w --silent-mtbf 5ms --verify 5ms",
+    "--mtbf 3h --save 4s --step 1s --silent-mtbf 30d --verify 1min --work 30d",
+    "--gpus 1000000000 --stall 1min --persist 30d --warmup 1h --work 3652500d --target-goodput 99.9999%",
+    "--gpus 64 --rate 1e9/1000nd --stall 30d --persist 5ms --detect 30d --tier m:5ms:5ms:80%:1min --warmup 3652500d",
+    "--mtbf 5d --save 1h --tier m:0.001ms:0.001ms:80%:5ms --work 3652500d --min 3652500d",
+    "--failures 1000000 --exposure 1s --save 3652500d --work 3652500d --plot",
+    "--mtbf 1s --save 30d --shape 0.2 --work 30d",
+    "--mtbf 3652500d --save 0.001ms --lognormal 3 --plot",
+)
+
+
+@pytest.mark.parametrize("more", ["", "--work 30d --step 1s", "--work 3652500d --load 1h --gpus 64 --price 2"])
+def test_no_answer_holds_a_number_that_is_none(more):
+    """Nor does one take long: over all magnitudes that are accepted."""
+    lines = [f"--mtbf {mtbf} --save {save} {more}" for mtbf in EXTREME for save in EXTREME]
+    for line in [*lines, *(HARD if not more else ())]:
+        start = time.process_time()
+        result = run(f"interval {line}")
+        assert result.exit_code == 0, (line, result.output)
+        assert not re.search(r"\b(nan|inf)\b", result.stdout), (line, result.stdout)
+        assert max(map(len, result.stdout.splitlines())) < 80, line
+        assert time.process_time() - start < 2, line
+        json.loads(run(f"interval {line} --json").stdout, parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize("mtbf", EXTREME)
+def test_nor_does_a_plan(mtbf):
+    for save in EXTREME:
+        result = run(f"plan --gpus 64 --mtbf {mtbf} --save {save} --params 7B --tokens 1T --price 2")
+        assert result.exit_code == 0, result.output
+        assert not re.search(r"\b(nan|inf)\b|-0%", result.stdout), result.stdout
+        assert max(map(len, result.stdout.splitlines())) < 80
+    falling = "--gpus 64 --rate 1e9/1000nd --stall 0.001ms --persist 1min --stall-exponent -3 --warmup 0.001ms"
+    assert run(f"plan {falling}").exit_code == 0
+
+
+def test_a_job_that_never_ends_is_told_in_a_sentence():
+    for save in ("1h", "1min"):
+        assert "The job never ends: in 10,000 years" in run(f"interval --mtbf 1s --save {save} --work 30d").stdout
+    assert "Next to nothing is trained" in run(f"interval {HARD[0]}").stdout
+
+
+def test_a_job_of_known_length_is_told_its_bill():
+    text = " ".join(run(f"{CASES['interval_assumed']} --price 2.5").stdout.split())
+    found = re.search(r"These are ([\d,]+) device-hours, \$([\d,]+); ([\d,]+) of them, \$([\d,]+), are lost", text)
+    hours, usd, lost, lost_usd = (float(n.replace(",", "")) for n in found.groups())
+    total = json.loads(run(f"{CASES['interval_assumed']} --json").stdout)["total_s"]["mean"] * 1024 / 3600
+    assert (hours, lost) == pytest.approx((total, total - 30 * 24 * 1024), rel=5e-3)
+    assert (usd, lost_usd) == pytest.approx((2.5 * hours, 2.5 * lost), rel=5e-3)
+
+
+def test_what_gains_nothing_is_not_told_to_be_fixed():
+    """A tier in memory for saves that cost nothing only adds a stall; blocking saves are the one warning."""
+    hurt = "--mtbf 3h --stall 1s --persist 1h --load 1min --in-flight many --commit next-save"
+    for line in (LLAMA, hurt, "--mtbf 10min --save 20min", "--mtbf 100d --save 1s --load 1s"):
+        levers = json.loads(run(f"interval {line} --json").stdout)["levers"]
+        assert all(lever["points"] > 0 for lever in levers if lever["name"] != "blocking"), line
+    assert run(f"interval {LLAMA}").stdout.count("\n   -") == 1
+
+
+def test_little_measured_is_said(tmp_path):
+    for name in ("few", "one", "none"):
+        (tmp_path / name).mkdir()
+    few = [e for n in range(1, 4) for e in life(n, 1000.0 * n, *trained(n))]
+    text = " ".join(run(f"interval --from {write(tmp_path / 'few', *few)}").stdout.split())
+    assert "! Rests on only 2 failures measured." in text
+    one = write(tmp_path / "one", *life(1, 0.0, *trained(1)))
+    assert "! Rests on only 0 failures and 1 save measured." in " ".join(run(f"interval --from {one}").stdout.split())
+    assert "! Rests on only 0 failures and 1 save measured." in " ".join(run(f"plan --from {one}").stdout.split())
+    assert "Rests on only" not in run(f"interval --from {one} --mtbf 3h --save 4s").stdout
+    assert "! Rests on only 1 save measured." in run(f"interval --from {one} --mtbf 3h").stdout
+    none = run(f"interval --from {write(tmp_path / 'none', *life(1, 0.0, (9.0, 1, steps(1))))}")
+    assert "makes its first save after at most 2 min" in " ".join(none.stderr.split())
 
 
 def test_interval_json():

@@ -65,8 +65,8 @@ def test_a_restart_goes_on_from_what_was_learned(killed_twice: Path) -> None:
     lived = saved["exposure_s"]
     assert second[0]["exposure_s"] > lived + 0.3  # what was lost between save and death was up-time, too
     assert second[0]["exposure_s"] < first[-1]["exposure_s"] + 2.0
-    assert first[0]["interval_s"] == 600.0
-    assert third[0]["interval_s"] < second[0]["interval_s"] != 600.0
+    assert first[0]["interval_s"] == 120.0
+    assert third[0]["interval_s"] < second[0]["interval_s"] != 120.0
 
 
 def test_each_change_of_the_interval_is_told_with_its_inputs(killed_twice: Path) -> None:
