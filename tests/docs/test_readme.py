@@ -53,6 +53,7 @@ def test_code_block(n: int, tmp_path: Path) -> None:
     names: dict[str, Any] = {
         "build": build, "train_step": train_step, "model": model, "optim": optim, "sched": sched,
         "state": ckpt.State(model=model, optim=optim), "batches": itertools.cycle([torch.ones(2, 4)]),
+        "dataset": Data(), "loss_fn": lambda out: out.square().mean(),
     }  # fmt: skip
     code = BLOCKS[n].replace("s3://bucket", str(tmp_path)).replace("100_000", "1000").replace("% 500", "% 250")
     with warnings.catch_warnings():
@@ -62,7 +63,7 @@ def test_code_block(n: int, tmp_path: Path) -> None:
 
 
 def test_there_are_blocks() -> None:
-    assert len(BLOCKS) == 3
+    assert len(BLOCKS) == 4
 
 
 @pytest.mark.parametrize("command", sorted(set(re.findall(r"`((?:ckpt|elastic|drills) [a-z][a-z-]*)", README))))
