@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import shlex
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 
 import click
 
@@ -67,11 +69,20 @@ def ckpt() -> None:
 def run(args: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status. Never raises."""
     settings = Settings()
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (closed by the caller: as long as the process)
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a name that the terminal cannot show is no reason to fail
     try:
         status = ckpt.main(args=args, prog_name="ckpt", standalone_mode=False, obj=settings)
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads has enough
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (else the interpreter complains when it ends)
+        return 0
+    except OSError as error:  # of a path that was given, or of the output itself
+        where = error.filename or "the output"
+        return _report(StorageError(f"{where}: {error.strerror or error}", hint="give another place"), settings)
     except CkptError as error:
         error.hint = error.hint or _next(error, sys.argv[1:] if args is None else args)
         return _report(error, settings)
@@ -102,10 +113,13 @@ def _next(error: CkptError, words: Sequence[str]) -> str | None:
 def _report(error: CkptError, settings: Settings) -> int:
     from ckpt.tools import render
 
-    sys.stdout.flush()
+    with suppress(OSError):
+        sys.stdout.flush()
     sys.stderr.write(render.error_text(error) + "\n")
     if settings.json:
-        sys.stdout.write(render.error_json(error) + "\n")
+        with suppress(OSError):
+            sys.stdout.write(render.error_json(error) + "\n")
+            sys.stdout.flush()
     return error.exit_status
 
 

@@ -18,7 +18,7 @@ from ckpt.errors import Damaged, Refused, StorageError
 from ckpt.foreign import files, hub, pieces, safetensors
 from ckpt.foreign.pieces import Advance, decode, fingerprint, same
 from ckpt.foreign.plain import PlainDcp, check_item
-from ckpt.foreign.source import Names, Path, Source, Tensor
+from ckpt.foreign.source import PIECE_BYTES, Names, Path, Source, Tensor
 from ckpt.foreign.step import Step
 from ckpt.format import torchpickle, zipframe
 from ckpt.format.boxes import Box
@@ -100,6 +100,10 @@ def export(
             if isinstance(source, Step):
                 same(name, source.manifest.tensors[old[name]].fingerprint, found, source.where)
         _publish(aside, out, is_file)
+    except (OSError, RuntimeError) as e:  # torch's zip writer calls a full disk "unexpected pos"
+        full = shutil.disk_usage(out.absolute().parent).free < PIECE_BYTES
+        reason = "the disk is full" if full else getattr(e, "strerror", None) or str(e).splitlines()[0][:200]
+        raise StorageError(f"{out} cannot be written: {reason}", hint=f"df -h {out.absolute().parent}") from e
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     there = [out] if is_file else sorted(out.iterdir())

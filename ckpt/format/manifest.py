@@ -472,7 +472,7 @@ def _is_time(v: Any) -> bool:
         time = datetime.fromisoformat(v) if isinstance(v, str) else None
     except ValueError:
         return False
-    return time is not None and time.tzinfo is not None and time.year >= 1970
+    return time is not None and time.tzinfo is not None and 1970 <= time.year < 9999
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

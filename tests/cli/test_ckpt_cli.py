@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from ckpt import cli
-from ckpt.errors import StorageError
+from ckpt.errors import Damaged, StorageError
+from ckpt.format.manifest import Claim, dump, load_claim
 from ckpt.store import open_store
 from ckpt.store.local import LocalStore
 from ckpt.tools import render, stream
@@ -332,3 +333,34 @@ def test_names_that_the_terminal_cannot_show_are_no_reason_to_fail(tmp_path: Pat
     for args in (["inspect", str(run), "--tree"], ["inspect", str(run), "--tensors"]):
         done = subprocess.run([*CKPT, *args], check=True, capture_output=True, text=True, timeout=30, env=env)
         assert "gewicht" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("ls {run} > /dev/full", "No space left on device"),
+        ("ls {run} --json > /dev/full", "No space left on device"),
+        ("inspect {run}", None),
+        ("ls {run} >&-", None),
+        ("inspect {run} >&-", None),
+        ("inspect {run}@{long}", "[C-"),
+        ("ls /tmp/{long}", "File name too long"),
+        ("export {run} /proc/nothing.pt --to torch", "cannot be written"),
+    ],
+)
+def test_an_output_or_a_path_that_cannot_be_is_no_fault_of_the_tool(words: str, says: str | None) -> None:
+    line = words.format(run=GOLDEN_V1, long="9" * 300)
+    done = subprocess.run(["sh", "-c", f"{sys.executable} -m ckpt {line}"], capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    assert "fault of its own" not in done.stderr
+    if says is None:
+        assert done.returncode == 0, done.stderr
+    else:
+        assert says in done.stderr
+        assert done.returncode in (2, 4, 5), done.stderr
+
+
+def test_a_time_that_no_calendar_can_shift_is_damage() -> None:
+    with pytest.raises(Damaged, match="created"):
+        load_claim(dump("claim", Claim(epoch="e00000001", writer="w", host="h", pid=1, world_size=1,
+                                       created="9999-12-31T23:59:59-23:59")), "x")  # fmt: skip
