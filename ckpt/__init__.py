@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ckpt.engine.writer import ObjectWriter
     from ckpt.errors import CkptError, Damaged
     from ckpt.load import Resumed
+    from ckpt.perrank import PerRank
     from ckpt.policy import Best, EveryN, Latest, Tail
     from ckpt.save import Pending, Saved
     from ckpt.state import State
@@ -19,6 +20,7 @@ _HOME = {
     "open": "ckpt.checkpoints",
     "Checkpoints": "ckpt.checkpoints",
     "State": "ckpt.state",
+    "PerRank": "ckpt.perrank",
     "Latest": "ckpt.policy",
     "EveryN": "ckpt.policy",
     "Tail": "ckpt.policy",
@@ -42,6 +44,7 @@ __all__ = [
     "ObjectReader",
     "ObjectWriter",
     "Pending",
+    "PerRank",
     "Resumed",
     "Saved",
     "State",

@@ -72,7 +72,7 @@ class Catalog:
     """The records of one run. Reading is safe from any process at any time; base records are kept once read."""
 
     store: Store
-    _bases: dict[Epoch, tuple[Attempt | None, bool]] = field(default_factory=dict)
+    _bases: dict[Epoch, tuple[Attempt | None, Base]] = field(default_factory=dict)
     _references: dict[Attempt, frozenset[Attempt]] = field(default_factory=dict)
 
     def listing(self) -> Listing:
@@ -97,15 +97,20 @@ class Catalog:
         """The attempt that an epoch builds on, or None for a start from zero. Raises ``Damaged`` for a bad record."""
         return self._base(epoch)[0]
 
-    def _base(self, epoch: Epoch) -> tuple[Attempt | None, bool]:
-        """What an epoch builds on, and whether it was asked to start from zero."""
+    def request_of(self, listing: Listing) -> str | None:
+        """What the job of the newest start asked for."""
+        newest = max(listing.with_base, default=None)
+        return None if newest is None else self._base(newest)[1].request
+
+    def _base(self, epoch: Epoch) -> tuple[Attempt | None, Base]:
+        """What an epoch builds on, and the record that says so."""
         if epoch not in self._bases:
             where = f"{self.store.url}/{epoch.base_key}"
             record = load_base(self.store.get(epoch.base_key), where)
             attempt = layout.parse_attempt(record.attempt) if record.attempt is not None else None
             if record.attempt is not None and (attempt is None or attempt.epoch >= epoch):
                 raise Damaged(f"{where} names {record.attempt!r}, which no older epoch can have written")
-            self._bases[epoch] = attempt, record.fresh
+            self._bases[epoch] = attempt, record
         return self._bases[epoch]
 
     def counted(self, listing: Listing) -> list[Attempt]:
@@ -139,7 +144,8 @@ class Catalog:
         if newest is None:
             return not listing.commits
         nothing_ever = not listing.commits and all(self.base_of(e) is None for e in listing.with_base)
-        return nothing_ever or (self._base(newest) == (None, False) and not self.counted(listing))
+        base, record = self._base(newest)
+        return nothing_ever or (base is None and not record.fresh and not self.counted(listing))
 
     def _voided(self, attempt: Attempt, listing: Listing) -> bool:
         """Whether a start after the retirement builds on the attempt."""
@@ -240,9 +246,9 @@ class Catalog:
                 return None
         raise StorageError(f"{self.store.url}: steps are deleted faster than they can be read")
 
-    def resolve(self, step: int | None = None) -> Attempt:
+    def resolve(self, step: int | None = None, listing: Listing | None = None) -> Attempt:
         """The newest usable attempt, or the usable one of a given step. Raises ``NotFound``."""
-        listing = self.listing()
+        listing = listing or self.listing()
         usable = self.usable(listing)
         for a in usable:
             if step is None or a.step == step:
@@ -293,10 +299,13 @@ def claim(store: Store, *, world_size: int) -> Epoch:
     raise StorageError(f"{store.url}: 100 starts in a row took the next epoch first")
 
 
-def write_base(store: Store, epoch: Epoch, base: Attempt | None, *, fresh: bool = False) -> None:
-    """Record what an epoch builds on, and whether zero was asked for; from now on readers follow this epoch."""
-    record = dump("base", Base(epoch=str(epoch), attempt=str(base) if base else None, created=utc_now(), fresh=fresh))
-    if not store.put_if_absent(epoch.base_key, record):
+def write_base(
+    store: Store, epoch: Epoch, base: Attempt | None, *, fresh: bool = False, request: str | None = None
+) -> None:
+    """Record what an epoch builds on, and what was asked for; from now on readers follow this epoch."""
+    record = Base(epoch=str(epoch), attempt=str(base) if base else None, created=utc_now(), fresh=fresh,
+                  request=request)  # fmt: skip
+    if not store.put_if_absent(epoch.base_key, dump("base", record)):
         raise StorageError(f"{store.url}/{epoch.base_key} exists already")
 
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 from ckpt.catalog import Catalog
 from ckpt.engine.group import Group, current_group
 from ckpt.errors import Refused
-from ckpt.load import Loader, Resumed
+from ckpt.load import Loader, Origin, Resumed
 from ckpt.policy import Keep
 from ckpt.replicas import Policy
 from ckpt.save import Pending, Saved, Saver
@@ -38,7 +38,7 @@ class Checkpoints:
         keep: Keep | None,
         deadline_s: float,
         grace_s: float,
-        fresh: bool,
+        origin: Origin,
         allow_fallback: bool,
         proof: bool = True,
         incremental: bool = False,
@@ -46,7 +46,7 @@ class Checkpoints:
         verify_snapshot: bool = False,
     ) -> None:
         self.store, self.url = store, store.url
-        self._group, self._fresh = group, fresh
+        self._group, self._origin = group, origin
         self._catalog = Catalog(store)
         self._loader = Loader(self._catalog, group, deadline_s=deadline_s, allow_fallback=allow_fallback, proof=proof)
         self._settings: dict[str, Any] = {
@@ -73,15 +73,19 @@ class Checkpoints:
         """
         if self._saver is not None:
             raise Refused("this run was resumed already; open it again to go back to a saved step")
-        resumed, epoch, previous = self._loader.resume(state, fresh=self._fresh)
+        resumed, epoch, previous = self._loader.resume(state, self._origin)
         base = previous.attempt if previous else None
         held = previous if self._group.rank == 0 else None
         self._saver = Saver(self._catalog, self._group.channel("save"), epoch, base, held, **self._settings)
         return resumed
 
-    def load(self, state: State, step: int | None = None) -> Resumed:
-        """Restore a step (None: the newest valid one) read-only: nothing is claimed or written."""
-        return self._loader.load(state, step)
+    def load(self, state: State, step: int | None = None, *, part: bool = False) -> Resumed:
+        """Restore a step (None: the newest valid one) read-only: nothing is claimed or written.
+
+        ``part``: of what the step holds, only the entries that ``state`` has, and no random streams. A damaged newest
+        step is then an error.
+        """
+        return self._loader.load(state, step, part=part)
 
     def save(self, step: int, state: State) -> Pending:
         """Copy ``state`` and commit it as ``step`` (completed steps) in the background; returns after the copy.
@@ -140,6 +144,8 @@ def open(  # noqa: A001 (ckpt.open is how it is called)
     *,
     keep: Keep | None = None,
     fresh: bool = False,
+    start: int | None = None,
+    once: str = "",
     allow_fallback: bool = False,
     proof: bool = True,
     incremental: bool = False,
@@ -163,12 +169,17 @@ def open(  # noqa: A001 (ckpt.open is how it is called)
     "raise:10" compares at every tenth save.
     ``verify_snapshot`` compares the copy that a save makes with the live tensors before it returns: for tests and
     drills, since that adds the time of two fingerprints to the stall (each 0.15 to 0.3 s a GiB and core).
-    ``fresh`` starts from zero beside existing steps. ``deadline_s`` bounds every wait for other
-    ranks. ``client`` forces "obstore" or "fsspec"; ``storage_options`` are fsspec's (endpoint_url, key, secret, …).
+    ``fresh`` starts from zero beside existing steps; ``start`` rolls back to that step, and what was saved after it no
+    longer counts. A restart does not do it again: one that asks for the same ``start``, or for ``fresh`` with the same
+    ``once`` (a name of the job; without it each start is fresh), goes on from what the job has saved since.
+    ``deadline_s`` bounds every wait for other ranks. ``client`` forces "obstore" or "fsspec"; ``storage_options`` are
+    fsspec's (endpoint_url, key, secret, …).
 
     Raises ``AccessDenied``, ``NoContainer`` or ``Unreachable`` at once where the store cannot be used.
     """
     url = os.fspath(url)
+    if fresh and start is not None:
+        raise Refused(f"fresh=True begins at zero, start={start} at a step: give one of them")
     group = current_group()
     if url.startswith("memory:") and group.size > 1:
         raise Refused(f"{url} lives in one process and {group.size} ranks would each have their own",
@@ -186,7 +197,7 @@ def open(  # noqa: A001 (ckpt.open is how it is called)
         keep=keep,
         deadline_s=deadline_s,
         grace_s=grace_s,
-        fresh=fresh,
+        origin=Origin(fresh=fresh, start=start, once=once),
         allow_fallback=allow_fallback,
         proof=proof,
         incremental=incremental,

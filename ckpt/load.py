@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from torch.distributed.checkpoint.metadata import Metadata
 
@@ -23,6 +25,7 @@ from ckpt.proof import compare, first_differences, live_report, wrong_streams
 from ckpt.state import State
 
 MAX_FALLS = 2  # older steps that one start may fall back to by itself
+T = TypeVar("T")
 _log = logging.getLogger("ckpt.load")
 
 
@@ -30,10 +33,12 @@ _log = logging.getLogger("ckpt.load")
 class Resumed:
     """What a start restored. ``step`` is 0 and ``attempt`` None on a fresh run.
 
-    ``absent`` are entries that an adopted step lacks: they are as they were built.
+    ``absent`` are entries that an adopted step lacks: they are as they were built. ``inexact`` are entries that could
+    not be restored exactly, each with the reason (see ``ckpt.PerRank``).
     ``skipped`` are (attempt, reason) of newer steps that could not be used; ``rng`` is "restored", "derived" (other
     number of ranks than then) or "fresh"; ``proof`` says which tensors were proven equal to the saved ones by their
-    fingerprints; ``seconds`` has the time of each phase on this rank.
+    fingerprints; ``seconds`` has the time of each phase on this rank. ``rolled_back`` is the newest step that counted
+    before this start went back to ``step`` as it was asked to; None where it was not.
     """
 
     step: int
@@ -45,6 +50,8 @@ class Resumed:
     proof: str = "nothing to prove"
     seconds: dict[str, float] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
+    rolled_back: int | None = None
+    inexact: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         if self.attempt is None:
@@ -55,9 +62,33 @@ class Resumed:
             else f"{self.world_now} ranks"
         )
         lines = [f"resumed step {self.step} ({self.attempt}, {worlds}, random streams {self.rng}, {self.proof})"]
+        if self.rolled_back is not None:
+            lines.append(f"  rolled back as asked: steps after it, up to {self.rolled_back}, count no longer")
         if self.absent:
             lines.append(f"  not in the step, left as they were built: {', '.join(self.absent)}")
+        lines += [f"  not exact: {what}" for what in self.inexact]
         return "\n".join(lines + [f"  skipped {a}: {why}" for a, why in self.skipped])
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a start goes from: the newest valid step, unless zero (``fresh``) or a step (``start``) is asked for.
+
+    What is asked for is done once for a job: a start that finds the same ``request`` in the newest base record is a
+    restart, and goes on from what the job has saved since. ``once`` names the job; ``fresh`` without it is done each
+    time.
+    """
+
+    fresh: bool = False
+    start: int | None = None
+    once: str = ""
+
+    @property
+    def request(self) -> str | None:
+        """The same for all starts of one job; None where nothing is asked for, or each time anew."""
+        if self.start is not None:
+            return f"start={self.start} {self.once}".rstrip()
+        return f"fresh {self.once}" if self.fresh and self.once else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +97,25 @@ class _Choice:
     candidate: Candidate | None
     metadata: Metadata | None
     skipped: tuple[tuple[str, str], ...]
+    rolled_back: int | None = None
+    exact: bool = False
+    """Asked for by its number: no other will do."""
+
+    def of(self, entries: Collection[str]) -> _Choice:
+        """The same step, as if it held only those entries of a state."""
+        assert self.candidate is not None
+        assert self.metadata is not None
+        manifest = self.candidate.manifest
+
+        def mine(table: Mapping[str, T]) -> dict[str, T]:
+            return {k: v for k, v in table.items() if k.split(".")[0] in entries}
+
+        manifest = replace(manifest, tensors=mine(manifest.tensors), values=mine(manifest.values))
+        return replace(
+            self,
+            candidate=replace(self.candidate, manifest=manifest),
+            metadata=replace(self.metadata, state_dict_metadata=mine(self.metadata.state_dict_metadata)),
+        )
 
 
 class Loader:
@@ -78,36 +128,36 @@ class Loader:
         self.deadline_s, self.proof = deadline_s, proof
         self.max_falls = 10**9 if allow_fallback else MAX_FALLS
 
-    def resume(self, state: State, *, fresh: bool) -> tuple[Resumed, Epoch, Previous | None]:
-        """Claim an epoch, restore the newest valid step, record the base. See ``Checkpoints.resume``."""
+    def resume(self, state: State, origin: Origin) -> tuple[Resumed, Epoch, Previous | None]:
+        """Claim an epoch, restore the step that ``origin`` means, record the base. See ``Checkpoints.resume``."""
         seconds: dict[str, float] = {}
         mark = time.monotonic()
-        epoch: list[Epoch] = []
 
         def begin(_: list[None]) -> _Choice:
-            epoch.append(catalog.claim(self.catalog.store, world_size=self.group.size))
-            listing = self.catalog.listing()
-            if fresh:
-                return _Choice(epoch[0], None, None, ())
-            return self._choose(epoch[0], listing, ())
+            if origin.start is not None and not self._repeats(origin, listing := self.catalog.listing()):
+                self.catalog.resolve(origin.start, listing)  # a step that is not there is refused before any claim
+            epoch = catalog.claim(self.catalog.store, world_size=self.group.size)
+            return self._begin(epoch, origin, self.catalog.listing())
 
         choice = self.group.exchange("choose a step", lambda: None, begin, deadline_s=self.deadline_s)
         seconds["choose"] = time.monotonic() - mark
-        resumed, choice = self._load(state, choice, seconds)
+        resumed, choice = self._load(state, choice, seconds, fall_back=not choice.exact)
         base = choice.candidate.attempt if choice.candidate else None
         assert choice.epoch is not None
         own = choice.epoch
 
         def record(_: list[None]) -> None:
-            catalog.write_base(self.catalog.store, own, base, fresh=fresh)
+            zero = origin.fresh and base is None
+            catalog.write_base(self.catalog.store, own, base, fresh=zero, request=origin.request)
 
         self.group.exchange("record the base", lambda: None, record, deadline_s=self.deadline_s)
         if choice.candidate is None or choice.metadata is None:
             return resumed, own, None
         return resumed, own, Previous(choice.candidate.attempt, choice.candidate.manifest, choice.metadata)
 
-    def load(self, state: State, step: int | None) -> Resumed:
+    def load(self, state: State, step: int | None, *, part: bool = False) -> Resumed:
         """Load a step (None: the newest valid one) without claiming the run. See ``Checkpoints.load``."""
+        entries = frozenset(state.entries)
 
         def begin(_: list[None]) -> _Choice:
             if step is None:
@@ -118,9 +168,27 @@ class Loader:
         choice = self.group.exchange("choose a step", lambda: None, begin, deadline_s=self.deadline_s)
         if choice.candidate is None:
             raise NotFound(f"no committed step at {self.catalog.store.url}")
-        return self._load(state, choice, {}, fall_back=step is None)[0]
+        if part:
+            choice = choice.of(entries)
+        return self._load(state, choice, {}, fall_back=step is None and not part)[0]
 
     # --- choosing: on the coordinator -------------------------------------------------------------------------
+
+    def _repeats(self, origin: Origin, listing: Listing) -> bool:
+        """Whether the newest start was one of the same job, so that what it asks for is done already."""
+        return origin.request is not None and origin.request == self.catalog.request_of(listing)
+
+    def _begin(self, epoch: Epoch, origin: Origin, listing: Listing) -> _Choice:
+        """The first choice of a start that owns ``epoch``."""
+        repeats = self._repeats(origin, listing)
+        if origin.fresh and (not repeats or not self.catalog.counted(listing)):
+            return _Choice(epoch, None, None, ())
+        if origin.start is None or repeats:
+            return self._choose(epoch, listing, ())
+        catalog.check_not_superseded(self.catalog.store, epoch, listing.epochs)
+        newest = self.catalog.resolve(None, listing).step
+        candidate = self.catalog.candidate(self.catalog.resolve(origin.start, listing))
+        return _Choice(epoch, candidate, self._metadata(candidate), (), newest, exact=True)
 
     def _choose(self, epoch: Epoch | None, listing: Listing, skipped: tuple[tuple[str, str], ...]) -> _Choice:
         """The newest usable step whose records and sizes are good; damage found on the way is recorded."""
@@ -234,7 +302,10 @@ class Loader:
         if self.proof:
             proof = self._prove(state, choice)
             seconds["prove"] = time.monotonic() - mark
-        done = Resumed(attempt.step, str(attempt), choice.skipped, then, size, rng, proof, seconds, state.absent)
+        done = Resumed(attempt.step, str(attempt), choice.skipped, then, size, rng, proof, seconds, state.absent,
+                       choice.rolled_back, state.inexact)  # fmt: skip
+        for what in done.inexact if self.group.rank == 0 else ():
+            _log.warning("not exact: %s", what)
         return done, choice
 
     def _prove(self, state: State, choice: _Choice) -> str:
@@ -267,7 +338,7 @@ class Loader:
     def _read(self, state: State, choice: _Choice) -> dict[str, object]:
         assert choice.candidate is not None
         assert choice.metadata is not None
-        flat, left_out = state.target(choice.candidate.manifest, self.group.rank)
+        flat, left_out = state.target(choice.candidate.manifest, self.group.rank, self.group.size)
         compare_keys(flat, choice.metadata, left_out)
         # what nobody needs on this number of ranks is verified all the same: a resumed step is good as a whole
         checked_only = sorted(left_out)[self.group.rank :: self.group.size]

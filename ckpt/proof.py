@@ -24,7 +24,8 @@ from ckpt.format.blocks import Item, row_span
 from ckpt.format.digest import digest as digest_of
 from ckpt.format.fingerprint import PREFIX, Box, Partial, covers, digest, merge
 from ckpt.format.manifest import Manifest
-from ckpt.state import State, value_digest
+from ckpt.state import State
+from ckpt.values import value_digest
 
 MAX_COMPARED = 5  # tensors whose first difference a rank looks for
 PIECE_BYTES = 8 << 20  # compared at once
@@ -33,7 +34,7 @@ Report = Mapping[str, Mapping[Box, Partial]]
 
 def live_report(state: State, rank: int) -> Report:
     """The partial fingerprints of all tensors that this rank holds of a state, where they are. No collectives."""
-    return report(_tensors(state.capture(rank)))
+    return report(_tensors(state.capture_tensors()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ def first_differences(state: State, rank: int, names: Sequence[str], reader: Obj
 
     Reads what is stored again, block by block, in little memory, by other code than that which restored it.
     """
-    live = _tensors(state.capture(rank))
+    live = _tensors(state.capture_tensors())
     out = []
     for name in [n for n in names if n in live][:MAX_COMPARED]:
         try:

@@ -1,4 +1,5 @@
-"""The random streams of one process: python, numpy's global one, torch's CPU one and every accelerator's."""
+"""Random streams: those of the process (python, numpy's global one, torch's CPU one and every accelerator's), and
+those that a user made."""
 
 from __future__ import annotations
 
@@ -57,6 +58,58 @@ class Rng:
         """Restore once more what was restored or derived last; nothing on a fresh run."""
         if self._last is not None:
             self.restore(self._last)
+
+
+def is_stream(obj: Any) -> bool:
+    """Whether an object is a source of random numbers with a state: torch's, numpy's or python's."""
+    kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+    return isinstance(obj, kinds) and not isinstance(obj, random.SystemRandom)
+
+
+def stream_state(stream: Any) -> Any:
+    """The state of such a source as plain data."""
+    if isinstance(stream, torch.Generator):
+        return stream.get_state()
+    return stream.getstate() if isinstance(stream, random.Random) else _lists(_numpy_state(stream))
+
+
+def set_stream(stream: Any, state: Any) -> None:
+    """Set such a source to what ``stream_state`` returned for one of its kind."""
+    if isinstance(stream, torch.Generator):
+        stream.set_state(state)
+    elif isinstance(stream, random.Random):
+        stream.setstate(state)
+    elif isinstance(stream, np.random.Generator):
+        stream.bit_generator.state = _arrays(state, _numpy_state(stream))
+    else:
+        stream.set_state(_arrays(state, _numpy_state(stream)))
+
+
+def reseed(stream: Any, seed: int) -> None:
+    """Begin such a source anew; ``seed`` has 64 bits."""
+    if isinstance(stream, torch.Generator):
+        stream.manual_seed(seed % 2**63)
+    elif isinstance(stream, np.random.Generator):
+        stream.bit_generator.state = type(stream.bit_generator)(seed).state
+    else:
+        stream.seed(seed if isinstance(stream, random.Random) else seed % 2**32)
+
+
+def _numpy_state(stream: Any) -> Any:
+    return stream.bit_generator.state if isinstance(stream, np.random.Generator) else stream.get_state(legacy=False)
+
+
+def _lists(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {k: _lists(v) for k, v in state.items()}
+    return state.tolist() if isinstance(state, np.ndarray) else state
+
+
+def _arrays(state: Any, like: Any) -> Any:
+    """The opposite of ``_lists``: arrays where the live state has some."""
+    if isinstance(state, dict):
+        return {k: _arrays(v, like.get(k) if isinstance(like, dict) else None) for k, v in state.items()}
+    return np.asarray(state, dtype=like.dtype) if isinstance(like, np.ndarray) else state
 
 
 def _device_count() -> int:

@@ -27,7 +27,8 @@ from ckpt.policy import Keep
 from ckpt.proof import check_untorn
 from ckpt.replicas import Divergence
 from ckpt.retention import collect_unfinished, retire
-from ckpt.state import State, differing_values
+from ckpt.state import State
+from ckpt.values import differing_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,5 +269,6 @@ def _check_same_values(step: int, per_rank: list[dict[str, str]]) -> None:
         raise Refused(
             f"step {step}: {len(differing)} values are not the same on all ranks, so one of them would be lost",
             facts=[(d.key, "differs from rank 0 on rank " + ", ".join(map(str, d.ranks))) for d in differing[:10]],
-            hint="make them equal before the save; only random streams and a torch.Generator may differ",
+            hint="make them equal before the save; or, where they differ by design: "
+            f"ckpt.State(…, {differing[0].key.split('.')[0]}=ckpt.PerRank(…))",
         )

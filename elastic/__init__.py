@@ -10,9 +10,22 @@ if TYPE_CHECKING:
     from elastic.membership import init
     from elastic.notices import NoticeUrl, StopFile, TimeLimit
     from elastic.run import Run
+    from elastic.samples import SeededSamples, sample_rng
     from elastic.step import Micro, Step
 
-__all__ = ["ElasticSampler", "LogicalShards", "Micro", "NoticeUrl", "Run", "Step", "StopFile", "TimeLimit", "init"]
+__all__ = [
+    "ElasticSampler",
+    "LogicalShards",
+    "Micro",
+    "NoticeUrl",
+    "Run",
+    "SeededSamples",
+    "Step",
+    "StopFile",
+    "TimeLimit",
+    "init",
+    "sample_rng",
+]
 
 _HOME = {
     "ElasticSampler": "data",
@@ -20,10 +33,12 @@ _HOME = {
     "Micro": "step",
     "NoticeUrl": "notices",
     "Run": "run",
+    "SeededSamples": "samples",
     "Step": "step",
     "StopFile": "notices",
     "TimeLimit": "notices",
     "init": "membership",
+    "sample_rng": "samples",
 }
 
 

@@ -36,9 +36,31 @@ class Flags(NamedTuple):
     """Where the save in the background has failed: what this rank makes of it (see ``elastic.tolerance``)."""
     stall_us: int = 0
     """How long the last save stopped training on that rank, in microseconds."""
+    long: int = 0
+    """1 where the last step was so long that a round of its own, at the next boundary, costs nothing."""
+    busy: int = 0
+    """1 while the rank has batches of an evaluation left."""
+    turns: int = 0
+    """Batches taken and evaluations begun so far, which are as many on every rank, and their negative."""
+    turns_least: int = 0
+
+    def check_turns(self) -> None:
+        """Of a maximum: raise ``Refused`` where the ranks have not taken the same turns."""
+        if self.turns != -self.turns_least:
+            raise Refused(
+                f"ranks do not keep step: one has taken {self.turns} batches and evaluations, another "
+                f"{-self.turns_least}",
+                hint="call step.next_batch() and run.evaluation() on every rank, as often; "
+                "a rank with nothing to evaluate enters it with ev.batches([])",
+            )
 
 
 NOTHING = Flags()
+
+
+def together(a: Flags, b: Flags) -> Flags:
+    """What was said in two rounds, each of which has been checked for turns: those are of one round alone."""
+    return Flags(*map(max, a, b))._replace(turns=0, turns_least=0)
 
 
 class Agreement:
@@ -61,6 +83,11 @@ class Agreement:
     def alone(self) -> bool:
         """Whether this is the only rank."""
         return self._group is None
+
+    @property
+    def posted(self) -> bool:
+        """Whether flags of this rank are on their way."""
+        return self._work is not None
 
     def check_same(self, what: str, value: int) -> None:
         """Wait for all ranks, and raise ``Refused`` on all of them when they do not give the same value."""
@@ -107,6 +134,11 @@ class Agreement:
         except RuntimeError as error:
             raise _rank_failed(error) from error
         return Flags(*self._numbers.tolist())
+
+    def exchange(self, mine: Flags) -> Flags:
+        """The maximum over all ranks of what they say now; waits for them."""
+        self.post(mine)
+        return self.take(mine)
 
     def close(self) -> None:
         """Leave. What is still in flight, after an exception, is left to end by itself."""

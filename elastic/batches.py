@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ckpt.errors import Refused
-from ckpt.state import keepers
+from ckpt.parts import keepers
 from elastic.membership import rank_and_world
 
 _END = object()
@@ -16,15 +16,19 @@ _HOW = "use DataLoader(dataset, batch_sampler=elastic.ElasticSampler(dataset, ba
 class Batches:
     """One batch a step. Where the source has a sampler with ``advance``, it is told of each completed step.
 
-    A source without a position that can be saved is refused, and so is one that counts what it has handed to
-    prefetching workers: after a restart, batches that nobody trained on would be missing. A source that ends is
-    begun again. Without a source (None) every batch is None.
+    Any iterable with ``state_dict`` and ``load_state_dict`` is a source, too, if its state is after what it has handed
+    out: a step is complete before the next batch is asked for. A source without a position that can be saved is
+    refused, and so is one that counts what it has handed to prefetching workers: after a restart, batches that nobody
+    trained on would be missing. A source that ends is begun again. Without a source (None) every batch is None.
     """
 
     def __init__(self, source: Any) -> None:
         self._source = source
         self._iterator: Iterator[Any] | None = None
         self._sampler: Any = None
+        self._to_skip = 0
+        self._given: list[Any] = []  # of the step that is under way, by a source that has counted them
+        self._again: list[Any] = []
         self.weights: tuple[float, ...] = (1.0,)
         """Of the micro-batches of one step, each of which ``next`` returns by itself."""
         if source is None:
@@ -43,14 +47,26 @@ class Batches:
             )
 
     def begin(self) -> None:
-        """Build the iterator, at the position of the moment."""
+        """Build the iterator, at the position of the moment; the batches of a step that was left come again."""
+        if self._given:
+            self._again, self._given = self._given + self._again, []
+            return
         if hasattr(self._sampler, "weights"):
             self.weights = tuple(self._sampler.weights(*rank_and_world()))
         if self._source is not None:
             self._iterator = iter(self._source)
+        for _ in range(self._to_skip):
+            self._fetch()
+        self._to_skip = 0
 
     def next(self) -> Any:
         """The next batch."""
+        batch = self._again.pop(0) if self._again else self._fetch()
+        if self._sampler is None:
+            self._given.append(batch)
+        return batch
+
+    def _fetch(self) -> Any:
         if self._iterator is None:
             return None
         batch = next(self._iterator, _END)
@@ -65,7 +81,22 @@ class Batches:
         """Let the iterator go, and its worker processes with it."""
         self._iterator = None
 
-    def advance(self) -> None:
-        """A step is complete."""
+    @property
+    def none(self) -> bool:
+        """Whether there is no source."""
+        return self._source is None
+
+    def advance(self, batches: int) -> None:
+        """A step is complete that took so many batches."""
+        self._given.clear()
         if self._sampler is not None:
-            self._sampler.advance()
+            self._sampler.advance(batches)
+
+    def skip(self, batches: int) -> None:
+        """Leave batches out that nobody will train on, at the position of the moment; before ``begin``."""
+        if self._sampler is not None:
+            self._sampler.advance(batches)
+        elif self._source is None:
+            raise Refused(f"skip={batches}: the state has no data to skip", hint="ckpt.State(…, data=loader)")
+        else:
+            self._to_skip = batches

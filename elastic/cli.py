@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "launch": ("elastic.commands.launch:command", "Start the ranks of a job and keep them going."),
     "interval": ("elastic.commands.interval:command", "How often to save, what it costs, what to fix first."),
     "plan": ("elastic.commands.plan:command", "How far a job can grow, and what a deadline needs."),
 }

@@ -25,6 +25,12 @@ _CHUNK = 4096  # slots worked out at a time: numpy's cost a call, shared by many
 Array = NDArray[np.uint64]
 
 
+class Share(list[int]):
+    """The samples of a micro-batch; they stand in consecutive slots of the endless order, from ``slot`` on."""
+
+    slot = 0
+
+
 class ElasticSampler(Sampler[list[int]]):
     """Batch sampler whose order does not depend on the number of ranks: ``DataLoader(batch_sampler=...)``.
 
@@ -89,12 +95,16 @@ class ElasticSampler(Sampler[list[int]]):
         cuts = [np.arange(first, last) if first < last else np.arange(1) for first, last in self._cuts(rank, world)]
         own, ends = np.concatenate(cuts), np.cumsum([len(c) for c in cuts])[:-1]
         steps = max(1, _CHUNK // len(own))
+        firsts = [int(c[0]) for c in cuts]
         start = self._position
         offsets = np.arange(steps)[:, None] * self.batch + own
         while True:
             for row in sample_at(self.seed, self.size, start + offsets):
-                yield from (part.tolist() for part in np.split(row, ends))
-            start += steps * self.batch
+                for first, part in zip(firsts, np.split(row, ends), strict=True):
+                    share = Share(part.tolist())
+                    share.slot = start + first
+                    yield share
+                start += self.batch
 
     def state_dict(self) -> dict[str, int]:
         """Seed, size, batch and position, as plain numbers; the same on every rank."""

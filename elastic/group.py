@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from ckpt.errors import Superseded
-from ckpt.state import keepers
+from ckpt.parts import keepers
 from elastic import membership
 
 

@@ -38,6 +38,7 @@ _SUPERSEDED = "superseded"
 
 _generation: str | None = None
 _job: Store | None = None  # outlives a generation where an agent holds it
+_job_name = ""
 _timeout: timedelta | None = None
 
 
@@ -55,7 +56,7 @@ def init(backend: str | None = None, *, timeout_s: float | None = None) -> None:
     when the job has lost its run to another job, ``Refused`` for half an environment, or when something else has set
     up a process group before.
     """
-    global _generation, _job, _timeout  # noqa: PLW0603 - a process has one default group
+    global _generation, _job, _job_name, _timeout  # noqa: PLW0603 - a process has one default group
     if dist.is_initialized():
         if _generation is not None:
             return
@@ -84,6 +85,7 @@ def init(backend: str | None = None, *, timeout_s: float | None = None) -> None:
                          hint="stop this job; or start it anew, to take the run back")  # fmt: skip
     token = join(job, rank, world, timeout_s=join_s)
     _job = job
+    _job_name = job.compare_set("name", "", token).decode()  # as long as an agent holds the store, of its first start
     dist.init_process_group(
         backend,
         store=PrefixStore(token, job),
@@ -98,6 +100,17 @@ def init(backend: str | None = None, *, timeout_s: float | None = None) -> None:
 def generation() -> str | None:
     """The token of this generation, the same on all ranks; None where ``init`` set up no process group."""
     return _generation if dist.is_initialized() else None
+
+
+def job_name() -> str:
+    """A name that this start shares with all restarts of its job and with no other; "" where there is no telling.
+
+    A job is what one torchrun starts and restarts, or, across several of those, a Slurm batch job with its requeues.
+    """
+    slurm = os.environ.get("SLURM_JOB_ID")
+    if slurm and os.environ.get("SLURM_JOB_NAME") != "interactive":
+        return f"slurm-{slurm}-{os.environ.get('SLURM_STEP_ID', '')}"
+    return _job_name
 
 
 def give_up(reason: str) -> None:

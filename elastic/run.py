@@ -6,44 +6,48 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
 import psutil
-import torch
 
 import ckpt
 from ckpt.errors import Refused, Superseded
 from ckpt.policy import Keep
 from elastic import membership
-from elastic.agreement import SAVE_ASKED, SAVE_CLOCK, SAVE_OVERDUE, STOP_ASKED, STOP_SIGNAL, Agreement, Flags
+from elastic.agreement import (
+    NOTHING,
+    SAVE_ASKED,
+    SAVE_CLOCK,
+    SAVE_OVERDUE,
+    STOP_ASKED,
+    STOP_SIGNAL,
+    Agreement,
+    Flags,
+    together,
+)
 from elastic.batches import Batches
 from elastic.cadence import Auto, parse_every
+from elastic.evaluation import Evaluation
 from elastic.group import check_group, end_superseded, has_position
-from elastic.ledger.events import (
-    Error,
-    Finished,
-    Payload,
-    Resumed,
-    RunStarted,
-    SaveCommitted,
-    Stopped,
-    StopRequested,
-)
-from elastic.ledger.history import pulse_s, since_save
-from elastic.ledger.reader import read
-from elastic.ledger.summary import Metrics, StepTimes, one
+from elastic.launch.beats import beat
+from elastic.ledger.events import Evaluated, Finished, Stopped, StopRequested
+from elastic.ledger.summary import one
 from elastic.ledger.writer import Writer
 from elastic.notices import Notice
-from elastic.saves import GRACE_S, Saves, error_name
+from elastic.record import Record, look_back
+from elastic.saves import GRACE_S, Saves
+from elastic.start import Start
 from elastic.step import Step
-from elastic.stop import STOPPED, StopSignals
+from elastic.stop import STOPPED, StopRequests
 from elastic.tolerance import Tolerance
+from elastic.units import parse_duration
 
 _log = logging.getLogger("elastic")
 _one_at_a_time = threading.Lock()
+LONG_STEP_S = 1.0  # from then on a round trip at each boundary is nothing, and a stop saves a step earlier
 
 
 class Run:
@@ -52,16 +56,25 @@ class Run:
     Entering restores the newest valid step into ``state``, or starts fresh where nothing was saved (see
     ``ckpt.Checkpoints.resume``). ``every`` is when to save: "auto" (as often as it pays), 500 or "500 steps", "10m".
     "auto" keeps what it has learned of failures and costs in each step, and adds from the ledger what came after it.
-    ``keep`` is the retention policy (None: all). ``fresh`` starts from zero beside what is there; ``allow_fallback``
-    goes back past more than two damaged steps. ``client`` and ``storage_options`` go to the store, ``deadline_s``
-    bounds every wait for other ranks in saving and loading. ``save_failures`` is what a failed save means: "warn"
-    trains on, and insists once three intervals have passed without a committed step; "raise" ends at once; "stop" ends
-    the loop after this step and then raises (see ``elastic.tolerance``). ``stop_on`` asks to stop besides signals:
-    ``elastic.StopFile``, ``TimeLimit``, ``NoticeUrl``. ``incremental``, ``replicas`` and ``verify_snapshot`` are those
-    of ``ckpt.open``.
+    ``keep`` is the retention policy (None: all). ``allow_fallback`` goes back past more than two damaged steps.
+    ``client`` and ``storage_options`` go to the store, ``deadline_s`` bounds every wait for other ranks in saving and
+    loading. ``save_failures`` is what a failed save means: "warn" trains on, and insists once three intervals have
+    passed without a committed step; "raise" ends at once; "stop" ends the loop after this step and then raises (see
+    ``elastic.tolerance``). ``incremental``, ``replicas`` and ``verify_snapshot`` are those of ``ckpt.open``.
 
-    Leaving the block waits until the last save is durable; after SIGTERM, SIGUSR1 or Ctrl-C it then ends the process
-    with status 75; where another job has taken over the run, with status 6. ``break`` and exceptions save nothing:
+    Where to begin: ``fresh`` at zero, beside what is there. ``start`` rolls back to that step, whose successors then
+    count no longer, and ``skip`` leaves out so many global batches from there. A restart of the same job does neither
+    again (torchrun's restarts, Slurm's requeues; for ``start`` any start that asks for the same ``start`` and
+    ``skip``): it goes on from what has been saved since. ``warm_start`` is the URL of another run, from whose newest
+    valid step a run that restores nothing takes the weights of its modules. ``init`` is called where nothing was
+    restored, before that; also where a module has buffers that no step holds.
+
+    What asks to stop: SIGTERM, SIGUSR1, Ctrl-C, which are followed by SIGKILL after ``grace`` ("30s", as torchrun and
+    Kubernetes have it), and ``stop_on``: ``elastic.StopFile``, ``TimeLimit``, ``NoticeUrl``. All ranks stop at the same
+    step: the one that was under way on all of them, or the next; the ledger says whether the save was done in time.
+
+    Leaving the block waits until the last save is durable; after a signal or a notice it then ends the process with
+    status 75; where another job has taken over the run, with status 6. ``break`` and exceptions save nothing:
     state in the middle of a step is never stored. One run at a time in a process; all methods are called on the thread
     that entered it.
     """
@@ -74,43 +87,46 @@ class Run:
         every: int | str = "auto",
         keep: Keep | None = None,
         fresh: bool = False,
+        start: int | None = None,
+        skip: int = 0,
+        warm_start: str | None = None,
+        init: Callable[[], object] | None = None,
         allow_fallback: bool = False,
         client: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
         deadline_s: float = 600.0,
         save_failures: str = "warn",
         stop_on: Sequence[Notice] = (),
+        grace: str = "30s",
         incremental: bool = False,
         replicas: str = "raise",
         verify_snapshot: bool = False,
     ) -> None:
-        self._url, self._state, self._fresh = url, state, fresh
+        self._url, self._state = url, state
+        self._start = Start(fresh=fresh, start=start, skip=skip, warm_start=warm_start, init=init)
         self._cadence = parse_every(every, nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")))
+        self._store_options: dict[str, Any] = {"client": client, "deadline_s": deadline_s} | dict(storage_options or {})
         self._open: dict[str, Any] = {
             "keep": keep,
-            "fresh": fresh,
             "allow_fallback": allow_fallback,
-            "client": client,
-            "deadline_s": deadline_s,
             "incremental": incremental,
             "replicas": replicas,
             "verify_snapshot": verify_snapshot,
         }
-        self._open |= dict(storage_options or {})
         if misnamed := [k for k, v in state.entries.items() if k != "data" and has_position(v)]:
             raise Refused(f"State({misnamed[0]}=…) gives batches, which a run looks for under the name 'data'",
                           hint="ckpt.State(…, data=loader)")  # fmt: skip
         self._batches = Batches(state.entries.get("data"))
         self._unfinished = False
-        self._signals, self._notices = StopSignals(), tuple(stop_on)
-        self._times = StepTimes()
+        self._requests = StopRequests(stop_on, self._tell_stop_request, parse_duration(grace))
         self._undo = ExitStack()
-        self._entered = self._looping = self._begun = False
-        self._step = 0
+        self._entered = self._looping = self._begun = self._evaluating = False
+        self._step = self._turns = 0
         self._tolerance = Tolerance(save_failures, now_s=time.monotonic())
         self._ended_by: BaseException | None = None
-        self._since = self._pulse_at = 0.0
-        self._stop_asked = self._save_asked = self._stop_told = False
+        self._stop_asked = self._save_asked = self._long = False
+        self._heard = NOTHING
+        self._evaluated_s = 0.0
         self._stopping = 0
         self._until: int | None = None
 
@@ -126,33 +142,31 @@ class Run:
             undo.callback(_one_at_a_time.release)
             began = time.time()
             seconds = {"start": began - psutil.Process().create_time()}
-            self._checkpoints = ckpt.open(self._url, **self._open)
-            self._state.keep_aside(self._cadence if isinstance(self._cadence, Auto) else None)
-            self.resumed = self._checkpoints.resume(self._state)
+            skip, warm = self._resume()
             self._step = self.resumed.step
-            self._saves = Saves(self._checkpoints, self._state, self._cadence, self._tolerance, self._tell_step)
-            self._saves.saved_step = self.resumed.step if self.resumed.attempt else None
             epoch = self._checkpoints.epoch
             assert epoch is not None
             self._agreement = Agreement()
             undo.callback(self._agreement.close)
-            self._look_back(epoch)
+            if self._rank == 0 and not self._start.fresh:
+                look_back(self._checkpoints.store, self._cadence, self.resumed, epoch)
             seconds |= {**self.resumed.seconds, "resume": time.time() - began}
-            self._ledger = Writer(
+            ledger = Writer(
                 self._checkpoints.store,
                 epoch=epoch,
                 rank=self._rank,
                 world=world,
                 generation=membership.generation(),
             )
-            undo.callback(self._ledger.close)
+            undo.callback(ledger.close)
+            self._ledger = ledger
+            self._record = Record(ledger, self._cadence, rank=self._rank, step=lambda: self._step)
+            undo.callback(self._record.times.close)
             undo.callback(self._batches.close)
-            self._metrics = Metrics(level=logging.INFO if self._rank == 0 else logging.DEBUG)
-            self._tell_start(began, seconds)
-            for notice in self._notices:
-                notice.open()
-                undo.callback(notice.close)
-            undo.enter_context(self._signals)
+            self._saves = Saves(self._checkpoints, self._state, self._cadence, self._tolerance, self._record.tell)
+            self._saves.saved_step = self.resumed.step if self.resumed.attempt else None
+            self._record.tell_start(self._checkpoints.url, began, self.resumed, seconds, skip=skip, warm=warm)
+            undo.enter_context(self._requests)
             self._undo = undo.pop_all()
         self._entered = True
         return self
@@ -174,28 +188,50 @@ class Run:
         if not self._entered or self._looping:
             raise Refused("steps() belongs inside the run's with block, one loop at a time")
         self._looping, self._until = True, until
+        times = self._record.times
         try:
             self._agreement.check_same("steps(until=...)", until)
             if self._step < until and not self._stopping:
                 self._begin()
                 self._agreement.post(self._flags())
             mark = time.monotonic()
+            more = None if self._batches.none else self._batches.next
             while self._step < until and not self._stopping:
                 batch = self._batches.next()
                 fetched = time.monotonic()
-                self._unfinished = True
-                step = Step(self._step, batch, self._batches.weights, self._batches.next)
+                self._unfinished, self._evaluated_s = True, 0.0
+                step = Step(self._step, batch, self._batches.weights, more)
                 yield step
                 step.check_taken()
                 self._unfinished = False
                 done = time.monotonic()
-                self._times.add(body_s=done - fetched, data_s=fetched - mark)
+                times.add(body_s=done - fetched - self._evaluated_s, data_s=fetched - mark)
                 self._cadence.step(done - mark)
-                self._boundary(last=self._step + 1 == until)
+                self._long = done - mark > LONG_STEP_S
+                self._boundary(step.batches, last=self._step + 1 == until)
                 mark = time.monotonic()
-                self._times.add_boundary(mark - done)
+                times.add_boundary(mark - done)
         finally:
             self._looping = False
+
+    @contextmanager
+    def evaluation(self) -> Iterator[Evaluation]:
+        """A block that evaluates, within a step or after the loop, on all ranks: see :class:`Evaluation`."""
+        if not self._entered or self._evaluating or (self._looping and not self._unfinished):
+            raise Refused("evaluation() belongs inside the run's with block, one at a time")
+        self._evaluating = True
+        self._turns += 1
+        beat(self._step, "evaluate")
+        evaluation = Evaluation(self._agreement, self._flags, self._state)
+        try:
+            with evaluation:
+                yield evaluation
+        finally:
+            self._evaluating = False
+            beat(self._step)
+        self._heard = together(self._heard, evaluation.heard)
+        self._evaluated_s += evaluation.seconds
+        self._record.tell(Evaluated(seconds=evaluation.seconds, stopped=evaluation.stopped))
 
     def save(self) -> None:
         """Ask for a save, from any rank; it is made when all ranks know: after this step or the next."""
@@ -203,19 +239,21 @@ class Run:
 
     def stop(self) -> None:
         """Ask all ranks to end the loop, from any rank: after this step or the next, with a save, status unchanged."""
-        self._stop_asked = True
+        if not self._stop_asked:
+            self._stop_asked = True
+            self._record.tell_now(StopRequested(source="run.stop"))
 
     def log(self, **values: Any) -> None:
         """Log numbers of this step. A tensor is read one step later, so this waits for no device.
 
         They go to the logger "elastic" (INFO on rank 0), and summed up to the ledger.
         """
-        self._metrics.add(self._step, values)
+        self._record.metrics.add(self._step, values)
 
     def metric(self, **values: Any) -> None:
         """Put numbers into the ledger at once, a row each: results of an evaluation, rather than of a step."""
         for name, value in values.items():
-            self._tell(one(name, value))
+            self._record.tell(one(name, value))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -230,30 +268,30 @@ class Run:
             try:
                 self._leave()
             except BaseException as late:
-                self._tell_error(late)
+                self._record.tell_error(late)
                 if isinstance(late, Superseded):
                     end_superseded(late)
                 raise
             if self._stopping == STOP_SIGNAL:
                 # the first rank to end makes torchrun send SIGTERM to the others: they end with this status, too
-                self._signals.ignore()
+                self._requests.ignore()
                 if self._rank == 0:
                     _log.warning("stopped on request, step %d is saved: start the same command again", self._step)
                 raise SystemExit(STOPPED)
 
     # --- the boundary ---------------------------------------------------------------------------------------------
 
-    def _boundary(self, *, last: bool) -> None:
+    def _boundary(self, batches: int, *, last: bool) -> None:
         """Between two steps: the only place where the position moves, saves begin, errors of saves come out."""
         self._step += 1
-        self._batches.advance()
-        agreed = self._agreement.take(self._flags())
+        self._turns += batches
+        self._batches.advance(batches)
+        agreed = self._agree()
         saves = self._saves
         saves.stall_s = max(saves.stall_s, agreed.stall_us / 1e6)
-        self._metrics.settle(self._step - 1)
+        self._record.metrics.settle(self._step - 1)
         saves.look()
-        if self._rank == 0 and time.monotonic() >= self._pulse_at:
-            self._pulse()
+        self._record.pulse()
         stop = agreed.stop
         verdict = saves.tolerance.judge(saves.failure) if saves.failure and self._agreement.alone else agreed.failed
         if verdict and (failure := saves.settle(verdict)):
@@ -269,6 +307,18 @@ class Run:
             self._save(reason)
         if not (last or self._stopping):
             self._agreement.post(self._flags())
+        beat(self._step)
+
+    def _agree(self) -> Flags:
+        """What the ranks said at the boundary before, in evaluations since then and, after a long step, now."""
+        agreed = self._agreement.take(self._flags())
+        agreed.check_turns()
+        if agreed.long and not self._agreement.alone:
+            now = self._agreement.exchange(self._flags())
+            now.check_turns()
+            agreed = together(agreed, now)
+        agreed, self._heard = together(agreed, self._heard), NOTHING
+        return agreed
 
     def _begin(self) -> None:
         """Before the first step: the data iterator, then the random streams, which building one may have moved."""
@@ -280,21 +330,11 @@ class Run:
             self._batches.begin()
             self._state.restore_rng()
             self._cadence.start()
-            self._since = time.monotonic()
+            self._record.train()
 
     def _flags(self) -> Flags:
         """What this rank has to say now."""
-        if self._signals.name is None:
-            for asked in filter(None, (notice.asked() for notice in self._notices)):
-                self._signals.note(asked.source, asked.within_s)
-        signalled = self._signals.name is not None
-        if (signalled or self._stop_asked) and not self._stop_told:
-            self._stop_told = True
-            source = self._signals.name or "run.stop"
-            _log.info("stop requested by %s: saving at the next step that all ranks agree on", source)
-            self._tell(
-                StopRequested(source=source, within_s=self._signals.within_s), unix_s=self._signals.unix_s or None
-            )
+        signalled = self._requests.name is not None
         saves = self._saves
         rank0 = self._rank == 0
         due = SAVE_CLOCK if rank0 and ((saves.idle and self._cadence.due()) or saves.retry_due()) else 0
@@ -304,22 +344,41 @@ class Run:
             save=SAVE_OVERDUE if overdue else SAVE_ASKED if self._save_asked else due,
             failed=saves.tolerance.judge(saves.failure) if saves.failure else 0,
             stall_us=int(saves.stall_s * 1e6),
+            long=int(self._long),
+            turns=self._turns,
+            turns_least=-self._turns,
         )
 
     def _save(self, reason: str) -> None:
         if isinstance(self._cadence, Auto):
             self._cadence.agree(self._agreement.from_rank_0)
-        if row := self._times.row():  # steps before the upload and during it are told apart
-            self._tell(row)
+        self._record.sum_steps()
         self._save_asked = False
+        beat(self._step, "save")
+        began = time.monotonic()
         self._saves.begin(self._step, reason)
         if reason == "overdue":
             self._saves.finish()
+        self._record.times.add_save(time.monotonic() - began)
 
     # --- entering and leaving ---------------------------------------------------------------------------------------
 
+    def _resume(self) -> tuple[int, str | None]:
+        """Restore; returns how many batches are left out, and whose weights a fresh run has taken."""
+        initialised = self._start.prepare(self._state)
+        self._checkpoints = ckpt.open(self._url, **self._open, **self._store_options, **self._start.options())
+        self._state.keep_aside(self._cadence if isinstance(self._cadence, Auto) else None)
+        self.resumed = self._checkpoints.resume(self._state)
+        if self.resumed.attempt is None:
+            return 0, self._start.fill(self._state, initialised=initialised, options=self._store_options)
+        skip = self._start.skip if self.resumed.step == self._start.start else 0
+        if skip:  # what was saved since then has them behind it
+            self._batches.skip(skip)
+        return skip, None
+
     def _leave(self) -> None:
         """A normal end, or a break: what was saved becomes durable."""
+        beat(self._step, "leave")
         saves = self._saves
         if saves.failure is not None:
             raise saves.failure
@@ -327,73 +386,40 @@ class Run:
             saves.finish_last(self._step)
         else:
             saves.finish()
-        self._metrics.settle(self._step + 1)
-        self._flush()
+        self._record.metrics.settle(self._step + 1)
+        self._record.flush()
         if self._stopping:
-            self._tell(Stopped(status=STOPPED if self._stopping == STOP_SIGNAL else 0))
+            self._record.tell(self._stopped())
         elif self._step == self._until:
-            self._tell(Finished(until=self._until))
+            self._record.tell(Finished(until=self._until))
         if self._ended_by is not None:
             raise self._ended_by
 
+    def _stopped(self) -> Stopped:
+        """The state is saved: in time?"""
+        status = STOPPED if self._stopping == STOP_SIGNAL else 0
+        asked = self._requests
+        if asked.name is None:
+            return Stopped(status=status)
+        took_s = time.time() - asked.unix_s
+        in_time = None if asked.within_s is None else took_s <= asked.within_s
+        if in_time is False:
+            _log.warning("saved %.1f s after %s, which gave %.1f s", took_s, asked.name, asked.within_s)
+        return Stopped(status=status, took_s=took_s, in_time=in_time)
+
     def _abandon(self, error: BaseException) -> None:
         """An exception: nothing is saved any more; a save under way gets a moment, unless somebody wants us gone."""
-        self._signals.__exit__(None, None, None)
-        self._flush()
-        self._tell_error(error)
-        if self._signals.name is None:
+        self._requests.__exit__(None, None, None)
+        self._record.flush()
+        self._record.tell_error(error)
+        if self._requests.name is None:
             self._saves.give_up()
         self._ledger.close(GRACE_S)
 
-    def _look_back(self, epoch: str) -> None:
-        """Rank 0 of an automatic cadence: what the ledger says of the starts since the restored step was saved."""
-        if self._rank or self._fresh or not isinstance(self._cadence, Auto):
-            return
-        attempt = self.resumed.attempt
-        first = "" if attempt is None else attempt.partition("-")[2].rpartition("-")[0]
-        try:
-            events = read(self._checkpoints.store, rank=0, since=first).events
-            self._cadence.resumed(since_save(events, attempt=attempt, epoch=epoch))
-        except Exception as error:  # a hint for the interval, no reason to end a job
-            _log.warning("the ledger cannot be read, so failures since the last save are not counted: %s", error)
-
-    def _pulse(self) -> None:
-        """A sign of life, from which a failure's time and the steps before it are known."""
-        self._flush()
-        now = time.monotonic()
-        self._pulse_at = now + pulse_s(now - self._since)
-
-    def _tell(self, data: Payload, *, step: int | None = None, unix_s: float | None = None) -> None:
-        self._ledger.record(data, step=self._step if step is None else step, unix_s=unix_s)
-
-    def _tell_step(self, data: Payload, step: int) -> None:
-        self._tell(data, step=step)
-        if isinstance(data, SaveCommitted):
-            self._flush()
-
-    def _tell_start(self, began: float, seconds: dict[str, float]) -> None:
-        count = os.environ.get("TORCHELASTIC_RESTART_COUNT")
-        self._tell(
-            RunStarted(
-                url=self._checkpoints.url,
-                every=str(self._cadence),
-                restart_count=int(count) if count else None,
-                versions={"torch": torch.__version__},
-            ),
-            unix_s=began,
-        )
-        r = self.resumed
-        self._tell(Resumed(attempt=r.attempt, skipped=r.skipped, world_then=r.world_then, rng=r.rng, seconds=seconds))
-        _log.log(logging.INFO if self._rank == 0 else logging.DEBUG, "%s", r)
-        self._flush()
-
-    def _tell_error(self, error: BaseException) -> None:
-        self._tell(Error(error=error_name(error), message=str(error)[:2000]))
-
-    def _flush(self) -> None:
-        """Close the open sums and have the ledger written."""
-        changes = self._cadence.changes()
-        for row in (self._times.row(), *self._metrics.rows(), *(changes if self._rank == 0 else ())):
-            if row is not None:
-                self._tell(row)
-        self._ledger.flush()
+    def _tell_stop_request(self) -> None:
+        """On the thread that watches for requests: on the store at once, for there may be no later."""
+        asked = self._requests
+        assert asked.name is not None
+        _log.info("stop requested by %s: saving at the next step that all ranks agree on", asked.name)
+        request = StopRequested(source=asked.name, within_s=asked.within_s)
+        self._record.tell_now(request, unix_s=asked.unix_s)

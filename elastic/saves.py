@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 
 import ckpt
-from ckpt.errors import CkptError, RankFailed
+from ckpt.errors import RankFailed
 from elastic.cadence import Cadence
 from elastic.ledger.events import Payload, SaveCommitted, SaveFailed, SaveStarted
+from elastic.record import error_name
 from elastic.tolerance import END, Tolerance
 
 _log = logging.getLogger("elastic")
@@ -131,8 +132,3 @@ class Saves:
             self.finish(timeout_s)
         except Exception as error:  # every rank has to hear of it before any raises
             self.failure = error
-
-
-def error_name(error: BaseException) -> str:
-    """How the ledger names an error: by its code where it is one of ours."""
-    return error.code if isinstance(error, CkptError) else type(error).__name__

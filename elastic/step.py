@@ -35,6 +35,7 @@ class Step:
     weights: Sequence[float] = (1.0,)
     _next: Callable[[], Any] | None = None
     _taken: list[int] = field(default_factory=lambda: [0])
+    _more: list[int] = field(default_factory=lambda: [0])
 
     @property
     def batch(self) -> Any:
@@ -56,6 +57,21 @@ class Step:
             self._taken[0] = n + 1
             batch = self.first if n == 0 or self._next is None else self._next()
             yield Micro(batch, weight, n + 1 == len(self.weights))
+
+    def next_batch(self) -> Any:
+        """One more batch, for a step that trains on several; every rank takes as many in a step."""
+        if len(self.weights) != 1:
+            raise Refused("this sampler gives micro-batches; a step of them takes one global batch",
+                          hint="ElasticSampler without micro=…, or a larger batch")  # fmt: skip
+        if self._next is None:
+            raise Refused("the state has no data to take a batch from", hint="ckpt.State(…, data=loader)")
+        self._more[0] += 1
+        return self._next()
+
+    @property
+    def batches(self) -> int:
+        """Global batches that the step has taken by now."""
+        return 1 + self._more[0]
 
     def check_taken(self) -> None:
         """The body is done: refuse a step of which micro-batches were left, for they would count as trained on."""

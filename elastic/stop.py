@@ -1,42 +1,73 @@
-"""Being asked to stop: SIGTERM (torchrun, Kubernetes, Slurm), SIGUSR1 (``sbatch --signal``), Ctrl-C become a flag."""
+"""Being asked to stop: signals (torchrun, Kubernetes, Slurm, Ctrl-C) and notices become one flag."""
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import threading
 import time
+from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from elastic.notices import Notice
+
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _AGAIN_S = 1.0  # a terminal and a launcher may both pass on one Ctrl-C; a person who means it waits longer
+_LOOK_S = 0.25  # how often notices are asked
+_active: list[StopRequests] = []
 STOPPED = 75
 """Exit status of a process that stopped on request, its state saved: EX_TEMPFAIL, "start me again"."""
 
 
-class StopSignals:
-    """Notes the first of ``SIGNALS`` instead of dying of it, inside a ``with`` block.
+class StopRequests:
+    """Notes the first of ``SIGNALS``, instead of dying of it, or of ``notices`` that asks; inside a ``with`` block.
 
-    A second Ctrl-C, a second or more after the first, is a ``KeyboardInterrupt`` as ever. Signals belong to the main
-    thread: elsewhere, nothing is installed and nothing is noted. What was
-    installed before is back when the block ends.
+    ``told`` is called once, as soon as somebody has asked, on a thread of this object: also while the main thread is in
+    a long operation that lets no signal handler of python run. A second Ctrl-C, a second or more after the first, is a
+    ``KeyboardInterrupt`` as ever. Signals belong to the main thread: entered elsewhere, none is noted. What was
+    installed before is back when the block ends. ``grace_s``: how long after a signal the process will be killed.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, notices: Sequence[Notice] = (), told: Callable[[], None] = lambda: None, grace_s: float | None = None
+    ) -> None:
         self.name: str | None = None
         """The first signal that came, such as "SIGTERM", or who else asked; None while nobody has."""
         self.unix_s = 0.0
         """When it came."""
         self.within_s: float | None = None
         """How many seconds were left then, where that is known."""
+        self._notices, self._told, self._grace_s = tuple(notices), told, grace_s
         self._before: dict[signal.Signals, Any] = {}
+        self._over = False
+        self._opened: list[Notice] = []
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
+        try:
+            for notice in self._notices:
+                notice.open()
+                self._opened.append(notice)
+        except BaseException:
+            self._close_notices()
+            raise
+        self._over = False
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._awake = -1
         if threading.current_thread() is threading.main_thread():
             heard = [
                 s for s in SIGNALS if signal.getsignal(s) != signal.SIG_IGN
             ]  # ignored: in the background of a shell
             self._before = {s: signal.signal(s, self._note) for s in heard}
+            self._awake = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+            if self._awake != -1:  # an event loop lives in this thread: it needs its own more than we do
+                signal.set_wakeup_fd(self._awake)
+        self._thread = threading.Thread(target=self._watch, name="stop-requests", daemon=True)
+        self._thread.start()
+        _active.append(self)
         return self
 
     def __exit__(
@@ -45,21 +76,80 @@ class StopSignals:
         for number, handler in self._before.items():
             # None: installed from C, which python cannot put back
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._close()
+
+    def leave_child(self) -> None:
+        """In a forked process: it neither outlives a SIGTERM nor speaks for its parent."""
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        if self._before and self._awake == -1:
+            signal.set_wakeup_fd(-1)
         self._before = {}
 
     def ignore(self) -> None:
         """From now on, let ``SIGNALS`` pass: the process is on its way out, and its exit status has been decided."""
         for number in self._before:
             signal.signal(number, signal.SIG_IGN)
-        self._before = {}
+        self._close()
 
-    def note(self, source: str, within_s: float | None = None) -> None:
-        """Somebody else asks to stop; the first who asks counts."""
+    def _close(self) -> None:
+        self._before = {}
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        _active.remove(self)
+        if threading.current_thread() is threading.main_thread() and self._awake == -1:
+            signal.set_wakeup_fd(-1)
+        self._over = True
+        os.write(self._write, b"\0")
+        thread.join(5.0)
+        self._close_notices()
+        os.close(self._write)
+        os.close(self._read)
+
+    def _close_notices(self) -> None:
+        while self._opened:
+            self._opened.pop().close()
+
+    def _ask(self, source: str, within_s: float | None) -> None:
+        """The first who asks counts."""
         if self.name is None:
-            self.name, self.unix_s, self.within_s = source, time.time(), within_s
+            self.unix_s, self.within_s, self.name = time.time(), within_s, source
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         # no logging here: the handler may have interrupted a write to the same stream
         if number == signal.SIGINT and self.name is not None and time.time() - self.unix_s > _AGAIN_S:
             raise KeyboardInterrupt
-        self.note(signal.Signals(number).name)
+        self._ask(signal.Signals(number).name, self._grace_s)
+
+    def _watch(self) -> None:
+        known = {int(s) for s in SIGNALS}
+        while self.name is None and not self._over:
+            if select.select([self._read], [], [], _LOOK_S if self._opened else None)[0]:
+                for number in os.read(self._read, 64):
+                    if number in known:
+                        self._ask(signal.Signals(number).name, self._grace_s)
+            for asked in filter(None, (notice.asked() for notice in self._opened)):
+                self._ask(asked.source, asked.within_s)
+        if self.name is not None and not self._over:
+            self._told()
+
+
+def _hold() -> None:
+    if _active:  # what comes before the child has its own handlers back waits for them
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _release() -> None:
+    if _active:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def _leave_child() -> None:
+    for active in _active:
+        active.leave_child()
+    _release()
+    _active.clear()
+
+
+os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_leave_child)

@@ -26,7 +26,8 @@ from ckpt.errors import Damaged, Incomplete, Mismatch, NotFound, ObjectMissing, 
 from ckpt.format import dcpmeta, layout, torchpickle
 from ckpt.format.blocks import Item, row_span
 from ckpt.format.digest import Buffer, digest
-from ckpt.format.manifest import DTYPE_BYTES, Manifest, load_manifest
+from ckpt.format.fields import DTYPE_BYTES
+from ckpt.format.manifest import Manifest, load_manifest
 from ckpt.store import open_store
 from ckpt.store.contract import Store
 

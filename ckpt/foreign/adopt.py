@@ -35,10 +35,11 @@ from ckpt.foreign.pieces import Advance, as_tensor, decode, encode, fingerprint,
 from ckpt.foreign.source import PIECE_BYTES, Names, Path, Source, assemble
 from ckpt.foreign.step import Step
 from ckpt.format import boxes
+from ckpt.format.fields import DTYPE_BYTES
 from ckpt.format.layout import Attempt
-from ckpt.format.manifest import ADOPTED, DTYPE_BYTES, Manifest, dump, load_claim, load_commit, load_manifest
-from ckpt.state import value_digest
+from ckpt.format.manifest import ADOPTED, Manifest, dump, load_claim, load_commit, load_manifest
 from ckpt.store.contract import Store
+from ckpt.values import value_digest
 
 GROUP_BYTES = 64 << 20  # written at once: one object and its index, as if by a rank of its own
 ALIVE_S = 24 * 3600.0  # a run that was claimed or saved since then may still be running

@@ -24,10 +24,10 @@ from ckpt.format import torchpickle, zipframe
 from ckpt.format.boxes import Box
 from ckpt.format.fingerprint import Partial, digest
 from ckpt.format.torchpickle import Stored
-from ckpt.state import value_digest
 from ckpt.store import open_store
 from ckpt.store.contract import Buffer
 from ckpt.store.keys import TEMP_PREFIX
+from ckpt.values import value_digest
 
 Format = Literal["safetensors", "torch", "dcp"]
 MAX_SHARD_BYTES = 5 << 30

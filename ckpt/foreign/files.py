@@ -30,8 +30,8 @@ from ckpt.foreign import safetensors
 from ckpt.foreign.pieces import put
 from ckpt.foreign.source import Path, Tensor
 from ckpt.format.boxes import Box
+from ckpt.format.fields import DTYPE_BYTES
 from ckpt.format.layout import METADATA, data_name
-from ckpt.format.manifest import DTYPE_BYTES
 from ckpt.format.torchpickle import STORAGE_OF
 
 OBJECT_BYTES = 1 << 30  # a DCP data file is closed once it is larger than this

@@ -16,7 +16,7 @@ from ckpt.foreign.source import Fault, Path, Tensor
 from ckpt.format import boxes, dcpmeta, layout, torchpickle, zipframe
 from ckpt.format.boxes import Box
 from ckpt.format.dcpmeta import Contents
-from ckpt.format.manifest import DTYPE_BYTES
+from ckpt.format.fields import DTYPE_BYTES
 from ckpt.format.torchpickle import Stored
 from ckpt.store.contract import Buffer, Store
 from ckpt.store.keys import checked_key

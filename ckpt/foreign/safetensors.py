@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt.errors import Damaged
-from ckpt.format.manifest import DTYPE_BYTES, MAX_BYTES
+from ckpt.format.fields import DTYPE_BYTES, MAX_BYTES
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 MAX_INDEX_BYTES = 1 << 28

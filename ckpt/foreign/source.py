@@ -10,7 +10,7 @@ from typing import Protocol
 from ckpt.errors import Refused
 from ckpt.format import boxes
 from ckpt.format.boxes import Box
-from ckpt.format.manifest import DTYPE_BYTES
+from ckpt.format.fields import DTYPE_BYTES
 from ckpt.store.contract import Buffer
 
 PIECE_BYTES = 32 << 20  # of a tensor, held at once

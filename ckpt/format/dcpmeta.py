@@ -16,7 +16,7 @@ from typing import Any
 
 from ckpt.errors import Damaged, Unsafe
 from ckpt.format.boxes import Box
-from ckpt.format.manifest import DTYPE_BYTES, MAX_BYTES
+from ckpt.format.fields import DTYPE_BYTES, MAX_BYTES
 
 _MANY = 100  # more fields or dimensions than anything in DCP's metadata has
 _META = "torch.distributed.checkpoint.metadata"

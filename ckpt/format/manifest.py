@@ -10,34 +10,19 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-from ckpt.errors import Damaged, Unsupported
+from ckpt.errors import Unsupported
 from ckpt.format.blocks import Item, block_count
-from ckpt.format.digest import digest
+from ckpt.format.fields import DTYPE_BYTES, FORMAT, MAX_BYTES, SEALED, Fields, seal
 from ckpt.format.layout import parse_attempt, reference_name, split_name
 
-FORMAT = 1
-DIGEST = "xxh3-128"
 REFERENCES = "references"  # what a manifest requires of its reader that names objects of other attempts
 KNOWN_FEATURES = frozenset({REFERENCES})
-MAX_BYTES = 1 << 62
 ADOPTED = "adopted_from"  # in a manifest's writer: whose checkpoint the step was; it may lack entries of a State
-
-DTYPE_BYTES = {
-    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
-    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex32": 4, "complex64": 8, "complex128": 16,
-    "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
-}  # fmt: skip
-
-T = TypeVar("T")
-_DIGEST = re.compile("[0-9a-f]{32}")
-_SEALED = {"commit", "claim", "base", "mark"}  # nothing else holds their digest, so they hold it themselves
-_SEAL = re.compile(rb'(.+),\n "digest": "([0-9a-f]{32})"\n\}\n', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,13 +159,15 @@ class Claim:
 class Base:
     """What an epoch builds on: the name of an attempt, or None for a start from zero.
 
-    ``fresh`` says that starting from zero was asked for, beside steps that may have been there.
+    ``fresh`` says that starting from zero was asked for, beside steps that may have been there. ``request`` is what the
+    job of this start asked for, by which a restart of that job is told from another wish; None: nothing.
     """
 
     epoch: str
     attempt: str | None
     created: str
     fresh: bool = False
+    request: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,13 +197,7 @@ def dump(kind: str, record: object) -> bytes:
         body["items"] = [[i[k] for k in _ITEM_FIELDS] for i in body["items"]]
         body["fields"] = list(_ITEM_FIELDS)
     text = (json.dumps(body, indent=None if kind == "index" else 1, sort_keys=False) + "\n").encode()
-    return seal(text) if kind in _SEALED else text
-
-
-def seal(record: bytes) -> bytes:
-    """A small record with the digest of all that precedes it as its last field."""
-    body = record.removesuffix(b"\n}\n")
-    return body + f',\n "digest": "{digest(body)}"\n}}\n'.encode()
+    return seal(text) if kind in SEALED else text
 
 
 def utc_now() -> str:
@@ -229,7 +210,7 @@ def load_manifest(data: bytes, where: str) -> Manifest:
 
     Raises ``Unsupported`` for a newer version or an unknown required feature, ``Damaged`` for anything malformed.
     """
-    d = _Fields(data, "manifest", where)
+    d = Fields(data, "manifest", where)
     requires = d.strings("requires")
     if unknown := sorted(set(requires) - KNOWN_FEATURES):
         raise Unsupported(
@@ -274,7 +255,7 @@ def load_index(data: bytes, where: str, objects: dict[str, int], *, in_part: boo
 
     ``in_part``: items of objects that it does not name are left out, else they are damage.
     """
-    d = _Fields(data, "index", where)
+    d = Fields(data, "index", where)
     fields = d.strings("fields")
     if missing := sorted(set(_ITEM_FIELDS) - set(fields)):
         d.bad("fields", f"lacks {', '.join(missing)}")
@@ -293,7 +274,7 @@ def load_index(data: bytes, where: str, objects: dict[str, int], *, in_part: boo
 
 def load_commit(data: bytes, where: str) -> Commit:
     """Decode and check a commit record."""
-    d = _Fields(data, "commit", where)
+    d = Fields(data, "commit", where)
     return Commit(
         attempt=d.text("attempt"), step=d.size("step"), base=d.optional("base", d.text),
         manifest_digest=d.digest("manifest_digest"), manifest_bytes=d.size("manifest_bytes"),
@@ -304,21 +285,21 @@ def load_commit(data: bytes, where: str) -> Commit:
 
 def load_claim(data: bytes, where: str) -> Claim:
     """Decode and check a claim."""
-    d = _Fields(data, "claim", where)
+    d = Fields(data, "claim", where)
     return Claim(epoch=d.text("epoch"), writer=d.text("writer"), host=d.text("host"), pid=d.size("pid"),
                  world_size=d.size("world_size"), created=d.time("created"))  # fmt: skip
 
 
 def load_base(data: bytes, where: str) -> Base:
     """Decode and check a base record."""
-    d = _Fields(data, "base", where)
+    d = Fields(data, "base", where)
     return Base(epoch=d.text("epoch"), attempt=d.optional("attempt", d.text), created=d.time("created"),
-                fresh=d.flag("fresh"))  # fmt: skip
+                fresh=d.flag("fresh"), request=d.optional("request", d.text))  # fmt: skip
 
 
 def load_mark(data: bytes, where: str) -> Mark:
     """Decode and check a quarantine or retire record."""
-    d = _Fields(data, "mark", where)
+    d = Fields(data, "mark", where)
     return Mark(attempt=d.text("attempt"), reason=d.text("reason"), epoch=d.optional("epoch", d.text),
                 created=d.time("created"), details=d.strings("details"),
                 references=d.optional("references", d.strings) or ())  # fmt: skip
@@ -328,7 +309,7 @@ _ITEM_FIELDS = ("fqn", "offsets", "shape", "dtype", "object", "start", "length",
                 "payload_length", "block_bytes", "digests")  # fmt: skip
 
 
-def _item(d: _Fields, objects: dict[str, int]) -> Item:
+def _item(d: Fields, objects: dict[str, int]) -> Item:
     item = Item(
         fqn=d.text("fqn"), offsets=d.optional("offsets", d.sizes), shape=d.sizes("shape"),
         dtype=d.optional("dtype", d.dtype), object=d.name("object"), start=d.size("start"),
@@ -356,131 +337,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
-
-
-class _Fields:
-    """Typed access to one JSON object; whatever is not as the format says raises ``Damaged``, named."""
-
-    def __init__(self, data: bytes | dict[str, Any], kind: str, where: str) -> None:
-        self._where, self._kind = where, kind
-        if isinstance(data, dict):
-            self._d = data
-            return
-        if kind in _SEALED:  # before anything in it is believed, its version included
-            sealed = _SEAL.fullmatch(data)
-            if sealed is None:
-                raise Damaged(f"{where} does not end with its digest")
-            if (found := digest(sealed[1])) != sealed[2].decode():
-                raise Damaged(f"{where} is not as it was written",
-                              facts=[("expected", sealed[2].decode()), ("found", found)])  # fmt: skip
-        try:
-            d = json.loads(data, object_pairs_hook=_unique)
-        except (ValueError, RecursionError) as e:
-            raise Damaged(f"{where} is not JSON: {str(e)[:120]}") from None
-        if not isinstance(d, dict):
-            raise Damaged(f"{where} is not a JSON object")
-        self._d = d
-        tool, _, version = self.text("schema").partition("/")
-        if tool != f"ckpt.{kind}":
-            self.bad("schema", f"is {tool!r}, expected 'ckpt.{kind}'")
-        if version != str(FORMAT):
-            raise Unsupported(f"{where} has format version {version!r}; this version reads {FORMAT}",
-                              hint="install a torchrelay that knows this version; the step is not damaged")  # fmt: skip
-
-    def bad(self, key: str, what: str) -> None:
-        raise Damaged(f"{self._where}: {self._kind} field {key!r} {what}")
-
-    def _get(self, key: str, check: Callable[[Any], bool], want: str) -> Any:
-        value = self._d.get(key)
-        if not check(value):
-            shown = repr(value)[:60] if isinstance(value, (str, int, float, type(None))) else type(value).__name__
-            self.bad(key, f"is {shown}, expected {want}")
-        return value
-
-    def text(self, key: str) -> str:
-        return str(self._get(key, lambda v: isinstance(v, str) and len(v) <= 4096, "text"))
-
-    def name(self, key: str) -> str:
-        return str(self._get(key, _is_name, "a name inside the folder"))
-
-    def time(self, key: str) -> str:
-        return str(self._get(key, _is_time, "a time with its zone, as ISO 8601 writes it"))
-
-    def size(self, key: str) -> int:
-        return int(self._get(key, _is_size, "a whole number from 0 to 2^62"))
-
-    def sizes(self, key: str) -> tuple[int, ...]:
-        ok = lambda v: isinstance(v, list) and len(v) <= 64 and all(map(_is_size, v))  # noqa: E731
-        return tuple(self._get(key, ok, "a list of sizes"))
-
-    def digest(self, key: str) -> str:
-        return str(self._get(key, _is_digest, f"{DIGEST} in 32 hex digits"))
-
-    def digests(self, key: str) -> tuple[str, ...]:
-        return tuple(self._get(key, lambda v: isinstance(v, list) and all(map(_is_digest, v)), "digests"))
-
-    def dtype(self, key: str) -> str:
-        return str(self._get(key, lambda v: isinstance(v, str) and v in DTYPE_BYTES, "a dtype"))
-
-    def flag(self, key: str) -> bool:
-        return bool(self._get(key, lambda v: isinstance(v, bool), "true or false"))
-
-    def one_of(self, key: str, *allowed: str) -> str:
-        return str(self._get(key, lambda v: isinstance(v, str) and v in allowed, " or ".join(allowed)))
-
-    def strings(self, key: str) -> tuple[str, ...]:
-        return tuple(self._get(key, lambda v: isinstance(v, list) and all(isinstance(s, str) for s in v), "texts"))
-
-    def table(self, key: str) -> dict[str, Any]:
-        return dict(self._get(key, lambda v: isinstance(v, dict), "an object"))
-
-    def optional(self, key: str, read: Callable[[str], T]) -> T | None:
-        return None if self._d.get(key) is None else read(key)
-
-    def records(self, key: str) -> Iterable[_Fields]:
-        ok = lambda v: isinstance(v, list) and all(isinstance(r, dict) for r in v)  # noqa: E731
-        for n, r in enumerate(self._get(key, ok, "a list of objects")):
-            yield _Fields(r, f"{self._kind} {key}[{n}]", self._where)
-
-    def mapping(self, key: str) -> Iterable[tuple[str, _Fields]]:
-        ok = lambda v: isinstance(v, dict) and all(isinstance(r, dict) for r in v.values())  # noqa: E731
-        for k, r in self._get(key, ok, "an object of objects").items():
-            yield k, _Fields(r, f"{self._kind} {key}[{k}]", self._where)
-
-    def length(self, key: str) -> int:
-        return len(self._get(key, lambda v: isinstance(v, list), "a list"))
-
-    def row(self, n: int, fields: tuple[str, ...]) -> _Fields:
-        row = self._d["items"][n]
-        if not isinstance(row, list) or len(row) != len(fields):
-            self.bad("items", f"row {n} does not match the fields")
-        return _Fields(dict(zip(fields, row, strict=True)), f"{self._kind} item {n}", self._where)
-
-
-def _is_size(v: Any) -> bool:
-    return type(v) is int and 0 <= v <= MAX_BYTES
-
-
-def _is_name(v: Any) -> bool:
-    ok = isinstance(v, str) and 0 < len(v) <= 1024 and v.isprintable() and "\\" not in v
-    # the one way out of the folder is into that of another attempt
-    return ok and all(part not in ("", ".", "..") for part in split_name(v)[1].split("/"))
-
-
-def _is_time(v: Any) -> bool:
-    try:
-        time = datetime.fromisoformat(v) if isinstance(v, str) else None
-    except ValueError:
-        return False
-    return time is not None and time.tzinfo is not None and 1970 <= time.year < 9999
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        raise ValueError("a key appears twice in one object")
-    return table
-
-
-def _is_digest(v: Any) -> bool:
-    return isinstance(v, str) and _DIGEST.fullmatch(v) is not None

@@ -14,7 +14,7 @@ from typing import Any
 
 from ckpt.errors import Damaged, Unsafe
 from ckpt.format import zipframe
-from ckpt.format.manifest import DTYPE_BYTES, MAX_BYTES
+from ckpt.format.fields import DTYPE_BYTES, MAX_BYTES
 
 MAX_PICKLE_BYTES = 1 << 28
 _STORAGES = {

@@ -11,8 +11,9 @@ from fnmatch import fnmatchcase
 from ckpt.catalog import Candidate, Listing, describe_state
 from ckpt.errors import CkptError, Damaged
 from ckpt.format.dcpmeta import Contents
+from ckpt.format.fields import DTYPE_BYTES
 from ckpt.format.layout import Attempt, Epoch
-from ckpt.format.manifest import DTYPE_BYTES, Claim, Commit, Manifest
+from ckpt.format.manifest import Claim, Commit, Manifest
 
 _PER_RANK = re.compile(r"\.rank\d{5}$")
 

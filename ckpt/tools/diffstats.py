@@ -9,7 +9,7 @@ import torch
 
 from ckpt.foreign.pieces import Advance, as_tensor
 from ckpt.foreign.source import Source, pieces
-from ckpt.format.manifest import DTYPE_BYTES
+from ckpt.format.fields import DTYPE_BYTES
 from ckpt.tools.diff import Stats
 
 PIECE_ELEMENTS = 1 << 20  # of each tensor at once, as float64

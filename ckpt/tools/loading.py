@@ -32,7 +32,8 @@ from ckpt.errors import Damaged, Mismatch
 from ckpt.format import fingerprint as fp
 from ckpt.format import layout
 from ckpt.format.digest import digest
-from ckpt.format.manifest import DTYPE_BYTES, Manifest
+from ckpt.format.fields import DTYPE_BYTES
+from ckpt.format.manifest import Manifest
 from ckpt.tools.report import Finding
 
 if TYPE_CHECKING:

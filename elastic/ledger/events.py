@@ -33,7 +33,8 @@ class Resumed:
     """State is restored, or a fresh run begun (``attempt`` None).
 
     ``skipped``: (attempt, reason), newest first; ``rng`` is "restored", "derived" or "fresh"; ``seconds`` are
-    by phase, on this rank.
+    by phase, on this rank. ``rolled_back``: the newest step before this start went back to an older one as asked;
+    ``skip``: global batches left out then; ``warm``: the checkpoint that a fresh run took its weights from.
     """
 
     kind: ClassVar[str] = "resumed"
@@ -42,6 +43,9 @@ class Resumed:
     world_then: int | None = None
     rng: str
     seconds: dict[str, float] = field(default_factory=dict)
+    rolled_back: int | None = None
+    skip: int = 0
+    warm: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +104,10 @@ class Steps:
     """The ``n`` steps since the last such row, up to the envelope's: time of the loop body and of its parts.
 
     ``seconds`` is the sum, ``min_s`` and ``max_s`` of one step; ``data_s`` was spent waiting for batches,
-    ``boundary_s`` between steps (agreement, copies of saves); neither is part of ``seconds``.
+    ``boundary_s`` between steps (agreement, copies of saves); neither is part of ``seconds``. ``save_s`` is the part
+    of ``boundary_s`` in which training stood still for a save, ``cpu_s`` the CPU time of the training thread within
+    ``seconds``. ``times`` holds the distribution of whole steps without save stalls, data wait and boundary included
+    (:class:`elastic.ledger.quantiles.Quantiles`). None: not measured.
     """
 
     kind: ClassVar[str] = "steps"
@@ -110,6 +117,37 @@ class Steps:
     max_s: float
     data_s: float = 0.0
     boundary_s: float = 0.0
+    save_s: float | None = None
+    cpu_s: float | None = None
+    times: str | None = None
+    peak_bytes: int | None = None
+    """Largest memory in use so far: of the accelerator where there is one."""
+    peak_rss_bytes: int | None = None
+    """Largest resident memory of this process so far."""
+    energy_j: float | None = None
+    """Energy that this rank answers for, from a counter of the machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastSeen:
+    """What a process that was killed had left on its host, told by its successor there.
+
+    ``of_epoch``, ``of_start`` and ``of_rank`` name it; ``unix_s`` is when its last step, after which it had completed
+    ``steps``, or the pause after it, was over. The other fields are those of the :class:`Steps` row that it did not
+    live to write.
+    """
+
+    kind: ClassVar[str] = "last_seen"
+    of_epoch: str
+    of_start: str
+    of_rank: int
+    unix_s: float
+    steps: int
+    n: int = 0
+    seconds: float = 0.0
+    data_s: float = 0.0
+    boundary_s: float = 0.0
+    save_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +164,15 @@ class Metric:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """An evaluation (``run.evaluation``) took so long, within a step; ``stopped``: it was cut short by a stop."""
+
+    kind: ClassVar[str] = "evaluated"
+    seconds: float
+    stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
     """This process was asked to stop; ``source`` is a signal's name, a notice or "run.stop".
 
@@ -139,10 +186,16 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped:
-    """All ranks left the loop at this step on request, its state saved; ``status`` is the exit status."""
+    """All ranks left the loop at this step on request, its state saved; ``status`` is the exit status.
+
+    ``took_s``: from the request on this rank to the end of the save; ``in_time``: whether that was within what the
+    request gave, None where that is not known.
+    """
 
     kind: ClassVar[str] = "stopped"
     status: int
+    took_s: float | None = None
+    in_time: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +232,9 @@ Payload = (
     | IntervalChanged
     | CrashLoop
     | Steps
+    | LastSeen
     | Metric
+    | Evaluated
     | StopRequested
     | Stopped
     | Finished
@@ -190,7 +245,7 @@ KINDS: Mapping[str, Callable[..., Payload]] = {
     cls.kind: cls
     for cls in (
         *(RunStarted, Resumed, SaveStarted, SaveCommitted, SaveFailed, IntervalChanged, CrashLoop),
-        *(Steps, Metric, StopRequested, Stopped, Finished, Error),
+        *(Steps, LastSeen, Metric, Evaluated, StopRequested, Stopped, Finished, Error),
     )
 }
 
@@ -276,6 +331,8 @@ _READ: Mapping[Any, Callable[[Any], Any]] = {
     "int": int,
     "float": float,
     "str": str,
+    "bool": bool,
+    "bool | None": _optional(bool),
     "int | None": _optional(int),
     "float | None": _optional(float),
     "str | None": _optional(str),

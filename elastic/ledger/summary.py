@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
+import resource
+import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,36 +15,103 @@ import torch
 
 from ckpt.errors import Refused
 from elastic.ledger.events import Metric, Steps
+from elastic.ledger.lastseen import LastWords, found
+from elastic.ledger.power import Meter, of_this_host
+from elastic.ledger.quantiles import Quantiles
+from elastic.ledger.writer import Writer
 
 _log = logging.getLogger("elastic")
+_RSS = 1 if sys.platform == "darwin" else 1024  # what getrusage counts memory in
 
 
 class StepTimes:
-    """Times of the steps since the last row."""
+    """Times of the steps since the last row, on the thread that trains.
+
+    ``begin`` joins it to a run; only then it measures CPU time, memory and energy, and leaves its last words on the
+    host, where whatever cannot be written is left out.
+    """
 
     def __init__(self) -> None:
-        self._body: list[float] = []
-        self._data_s = self._boundary_s = 0.0
+        self._n, self._least_s, self._most_s = 0, math.inf, 0.0
+        self._whole = Quantiles()
+        self._body_s = self._data_s = self._boundary_s = self._save_s = self._cpu_s = self._since_s = 0.0
+        self._steps = 0
+        self._cpu_at: float | None = None
+        self._words: LastWords | None = None
+        self._energy = Meter(None)
+
+    def begin(self, ledger: Writer, url: str, step: int) -> None:
+        """From now on, steps after ``step`` belong to the run at ``url``; tells its ledger how predecessors ended."""
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        self._steps, self._cpu_at = step, time.thread_time()
+        self._energy = Meter(of_this_host() if local == 0 else None)
+        rank, epoch = ledger.rank, ledger.epoch
+        try:
+            for seen in found(url, before=epoch, rank=rank, world=ledger.world, first_here=local == 0):
+                ledger.record(seen, step=step)
+                ledger.flush()  # it is told once
+            self._words = LastWords(url, epoch=epoch, start=ledger.start, rank=rank)
+        except OSError as error:
+            _log.debug("how far this process comes is not kept on this host: %s", error)
 
     def add(self, *, body_s: float, data_s: float) -> None:
         """One step: its body, and the wait for its batch."""
-        self._body.append(body_s)
+        self._n += 1
+        self._body_s += body_s
+        self._least_s, self._most_s = min(self._least_s, body_s), max(self._most_s, body_s)
+        self._whole.add(self._since_s + body_s + data_s)
         self._data_s += data_s
+        self._since_s = 0.0
+        self._steps += 1
+        if self._cpu_at is not None:
+            self._cpu_s += time.thread_time() - self._cpu_at
+        self._tell()
 
     def add_boundary(self, seconds: float) -> None:
-        """Time between two steps."""
+        """Time between two steps, a save's stall included."""
         self._boundary_s += seconds
+        self._since_s += seconds
+        if self._cpu_at is not None:
+            self._cpu_at = time.thread_time()
+        self._tell()
+
+    def add_save(self, seconds: float) -> None:
+        """Of the boundary under way, training stood still so long for a save."""
+        self._save_s += seconds
+        self._since_s -= seconds
 
     def row(self) -> Steps | None:
         """What was added since the last row; None for no step."""
-        body, self._body = self._body, []
-        data_s, self._data_s = self._data_s, 0.0
-        boundary_s, self._boundary_s = self._boundary_s, 0.0
-        if not body:
+        if not self._n:
             return None
-        return Steps(
-            n=len(body), seconds=sum(body), min_s=min(body), max_s=max(body), data_s=data_s, boundary_s=boundary_s
-        )
+        measured = self._cpu_at is not None
+        row = Steps(
+            n=self._n, seconds=self._body_s, min_s=self._least_s, max_s=self._most_s,
+            data_s=self._data_s, boundary_s=self._boundary_s, save_s=self._save_s, times=str(self._whole),
+            cpu_s=self._cpu_s if measured else None, energy_j=self._energy.take(),
+            peak_bytes=_peak_bytes() if measured else None,
+            peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS if measured else None,
+        )  # fmt: skip
+        self._body_s = self._data_s = self._boundary_s = self._save_s = self._cpu_s = self._most_s = 0.0
+        self._n, self._least_s, self._whole = 0, math.inf, Quantiles()
+        return row
+
+    def close(self) -> None:
+        """The run is left in good order: nothing is left on the host."""
+        words, self._words = self._words, None
+        if words is not None:
+            words.close()
+
+    def _tell(self) -> None:
+        if self._words is not None:
+            self._words.write(time.time(), self._steps, self._n, self._body_s, self._data_s, self._boundary_s,
+                              self._save_s)  # fmt: skip
+
+
+def _peak_bytes() -> int | None:
+    if not torch.accelerator.is_available() or not torch.accelerator.current_accelerator():
+        return None
+    return torch.accelerator.max_memory_allocated()
 
 
 class Metrics:

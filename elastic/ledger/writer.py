@@ -25,8 +25,10 @@ class Writer:
     """
 
     def __init__(self, store: Store, *, epoch: str, rank: int, world: int, generation: str | None) -> None:
-        self._store, self._epoch, self._rank, self._world = store, epoch, rank, world
-        self._generation, self._start = generation, uuid.uuid4().hex[:8]
+        self.epoch, self.rank, self.world = epoch, rank, world
+        self.start = uuid.uuid4().hex[:8]
+        """The random id of this stay in the run."""
+        self._store, self._generation = store, generation
         self._host, self._pid = socket.gethostname(), os.getpid()
         self._lines: list[str] = []
         self._objects = 0
@@ -38,11 +40,11 @@ class Writer:
     def record(self, data: Payload, *, step: int, unix_s: float | None = None) -> Event:
         """Buffer one event at ``step`` completed steps; ``unix_s`` where it happened earlier than now."""
         event = Event(
-            epoch=self._epoch,
+            epoch=self.epoch,
             generation=self._generation,
-            start=self._start,
-            rank=self._rank,
-            world=self._world,
+            start=self.start,
+            rank=self.rank,
+            world=self.world,
             step=step,
             time=utc(time.time() if unix_s is None else unix_s),
             mono_s=time.monotonic(),
@@ -84,7 +86,7 @@ class Writer:
     def _put(self, lines: list[str]) -> bool:
         # The number moves on only when the object is there: a put whose answer was lost is overwritten by one
         # that holds the same lines and more, so that no event comes twice.
-        key = f"{LEDGER}{self._epoch}-r{self._rank:05d}-{self._objects:06d}.jsonl"
+        key = f"{LEDGER}{self.epoch}-r{self.rank:05d}-{self._objects:06d}.jsonl"
         try:
             self._store.put(key, ["".join(line + "\n" for line in lines).encode()])
         except Exception as error:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt.format.digest import digest
-from ckpt.format.manifest import seal
+from ckpt.format.fields import seal
 
 ATTEMPT = "000000000002-e00000002-0"
 FOLDER = "steps/000000000002/e00000002-0"

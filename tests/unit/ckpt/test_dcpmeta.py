@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from ckpt.engine.reader import _torch_class
 from ckpt.errors import Damaged, Unsafe
 from ckpt.format import dcpmeta
-from ckpt.format.manifest import DTYPE_BYTES
+from ckpt.format.fields import DTYPE_BYTES
 from tests.corpus.golden import GOLDEN_V1
 from tests.corpus.mutate import mutated_bytes
 

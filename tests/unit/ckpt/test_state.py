@@ -15,7 +15,8 @@ from torch import nn
 
 import ckpt
 from ckpt.errors import Mismatch, Refused
-from ckpt.state import canonical, differing_values, value_digest
+from ckpt.parts import canonical
+from ckpt.values import differing_values, value_digest
 
 
 def roundtrip(tmp_path: Path, saved: ckpt.State, target: ckpt.State, step: int = 1) -> ckpt.Resumed:

@@ -21,7 +21,7 @@ import torch
 from ckpt.errors import Damaged, Unsafe
 from ckpt.foreign import safetensors
 from ckpt.format import boxes, torchpickle, zipframe
-from ckpt.format.manifest import DTYPE_BYTES
+from ckpt.format.fields import DTYPE_BYTES
 from ckpt.format.torchpickle import Stored
 
 

@@ -27,6 +27,8 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     "int": whole,
     "float": number,
     "str": text,
+    "bool": st.booleans(),
+    "bool | None": st.none() | st.booleans(),
     "int | None": st.none() | whole,
     "float | None": st.none() | number,
     "str | None": st.none() | text,
@@ -75,7 +77,7 @@ def test_the_line_is_what_the_schema_says() -> None:
     assert event.unix_s == 1.5
     assert set(events.KINDS) == {
         *("run_started", "resumed", "save_started", "save_committed", "save_failed", "interval_changed", "steps"),
-        *("crash_loop", "metric", "stop_requested", "stopped", "finished", "error"),
+        *("crash_loop", "last_seen", "metric", "evaluated", "stop_requested", "stopped", "finished", "error"),
     }
     assert all(is_dataclass(cls) for cls in events.KINDS.values())
 

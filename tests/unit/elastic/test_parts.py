@@ -20,7 +20,7 @@ from elastic.batches import Batches
 from elastic.cadence import Auto, EverySeconds, EverySteps, parse_every
 from elastic.ledger.events import Metric
 from elastic.ledger.summary import Metrics, StepTimes, one
-from elastic.stop import StopSignals
+from elastic.stop import StopRequests
 
 
 @pytest.mark.parametrize(("every", "text"), [(500, "500 steps"), ("500 steps", "500 steps"), ("1 step", "1 steps")])
@@ -84,7 +84,7 @@ def test_what_is_no_cadence_is_refused(bad: Any) -> None:
 
 def test_the_first_signal_is_noted_and_handlers_come_back() -> None:
     before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGUSR1)}
-    with StopSignals() as stop:
+    with StopRequests() as stop:
         assert stop.name is None
         os.kill(os.getpid(), signal.SIGUSR1)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -97,7 +97,7 @@ def test_outside_the_main_thread_signals_are_left_alone() -> None:
     before, inside = signal.getsignal(signal.SIGTERM), []
 
     def work() -> None:
-        with StopSignals():
+        with StopRequests():
             inside.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=work)
@@ -172,7 +172,7 @@ def test_a_source_that_ends_is_begun_again_and_an_empty_one_is_refused() -> None
 def test_no_source_gives_no_batch() -> None:
     batches = Batches(None)
     batches.begin()
-    batches.advance()
+    batches.advance(1)
     assert batches.next() is None
 
 
@@ -205,5 +205,5 @@ def test_completed_steps_move_the_sampler() -> None:
     batches.begin()
     batches.next()
     assert sampler.position == 0
-    batches.advance()
+    batches.advance(1)
     assert sampler.position == 2

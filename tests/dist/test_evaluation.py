@@ -1,0 +1,136 @@
+"""Evaluation, several batches a step, and stops in long steps, on ranks that differ in how much they have to do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import ckpt
+from ckpt.errors import CkptError, RankFailed, Refused
+from elastic import ElasticSampler, Run
+from tests.dist.readback import differences, step_folder
+from tests.ranks import run_ranks
+
+pytestmark = pytest.mark.dist
+
+
+def train(folder: str, *, evaluated: bool) -> list[float]:
+    """DDP with dropout; rank r evaluates on r + 1 batches, and reduces the result."""
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1)))
+    optim = torch.optim.AdamW(model.parameters(), lr=0.01)
+    data = TensorDataset(torch.randn(60, 4, generator=torch.Generator().manual_seed(1)))
+    loader = DataLoader(data, batch_sampler=ElasticSampler(data, 6, seed=3))
+    torch.manual_seed(dist.get_rank())
+    found = []
+    with Run(folder, ckpt.State(model=model, optim=optim, data=loader), every=100) as run:
+        for step, (x,) in run.steps(until=12):
+            model(x).square().mean().backward()
+            optim.step()
+            optim.zero_grad()
+            if evaluated and step % 4 == 3:
+                total = torch.zeros(2)
+                with run.evaluation() as ev:
+                    for _ in ev.batches(range(dist.get_rank() + 1)):
+                        total += torch.tensor([float(model.module(torch.rand(4)).square()), 1.0])
+                    dist.all_reduce(total)
+                found.append(float(total[1]))
+    return found
+
+
+def test_ranks_may_have_different_numbers_of_batches(tmp_path: Path) -> None:
+    assert run_ranks(3, train, str(tmp_path / "evaluated"), evaluated=True) == [[6.0, 6.0, 6.0]] * 3
+    run_ranks(3, train, str(tmp_path / "plain"), evaluated=False)
+    assert differences(step_folder(tmp_path / "evaluated", 12), step_folder(tmp_path / "plain", 12)) == []
+
+
+def stopped_in_evaluation(folder: str) -> tuple[int, int, object]:
+    """Rank 1 gets the signal at its item 5; each item holds a collective, so the ranks must end at the same one."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    items = 0
+    try:
+        with Run(folder, ckpt.State(n=1), every=100) as run:
+            for step, _ in run.steps(until=10):
+                if step == 3:
+                    with run.evaluation() as ev:
+                        for n in ev.batches(range(1000)):
+                            items += 1
+                            dist.all_reduce(torch.ones(1))
+                            if n == 5 and dist.get_rank() == 1:
+                                os.kill(os.getpid(), signal.SIGTERM)
+                        dist.all_reduce(torch.ones(1))
+    except SystemExit as left:
+        return items, run.step, left.code
+    return items, run.step, None
+
+
+def test_a_stop_ends_an_evaluation_on_all_ranks_at_the_same_item(tmp_path: Path) -> None:
+    results = run_ranks(3, stopped_in_evaluation, str(tmp_path))
+    assert results == [(6, 4, 75)] * 3
+    assert [p.name[:12] for p in (tmp_path / "commits").iterdir()] == [f"{4:012d}"]
+
+
+def evaluated_by_rank_0_alone(folder: str, polls: int) -> str:
+    try:
+        with Run(folder, ckpt.State(n=1), every=100) as run:
+            for step, _ in run.steps(until=1000):
+                if step == 3 and dist.get_rank() == 0:
+                    with run.evaluation() as ev:
+                        for _ in ev.batches(range(polls)):
+                            pass
+    except CkptError as error:
+        return type(error).__name__ + ": " + error.message
+    return "no error"
+
+
+@pytest.mark.parametrize("polls", [0, 5])
+def test_an_evaluation_that_only_one_rank_enters_is_named_and_no_hang(tmp_path: Path, polls: int) -> None:
+    first, second = run_ranks(2, evaluated_by_rank_0_alone, str(tmp_path), polls)
+    assert first.startswith("Refused: ranks do not keep step: one has taken")
+    assert second.split(":")[0] in ("Refused", "RankFailed")
+
+
+def takes_more(folder: str) -> tuple[str, int]:
+    data = TensorDataset(torch.arange(64))
+    loader = DataLoader(data, batch_sampler=ElasticSampler(data, 2))
+    run = Run(folder, ckpt.State(data=loader), every=100)
+    try:
+        with run:
+            for step in run.steps(until=10):
+                if step.number == 4 and dist.get_rank() == 1:
+                    step.next_batch()
+    except (Refused, RankFailed) as error:
+        return error.message, run.step
+    return "no error", run.step
+
+
+def test_a_rank_that_takes_more_batches_than_another_is_named(tmp_path: Path) -> None:
+    for message, step in run_ranks(2, takes_more, str(tmp_path)):
+        assert "one has taken 6 batches and evaluations, another 5" in message
+        assert step == 6
+    assert not tmp_path.joinpath("commits").exists()
+
+
+def stopped_in_a_long_step(folder: str) -> tuple[int, object]:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with Run(folder, ckpt.State(n=1), every=100) as run:
+            for step, _ in run.steps(until=10):
+                if step == 2 and dist.get_rank() == 1:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(1.05)
+    except SystemExit as left:
+        return run.step, left.code
+    return run.step, None
+
+
+def test_in_long_steps_a_stop_comes_through_at_the_end_of_the_very_step(tmp_path: Path) -> None:
+    assert run_ranks(2, stopped_in_a_long_step, str(tmp_path)) == [(3, 75)] * 2
