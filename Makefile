@@ -33,6 +33,7 @@ check: $(READY)
 bench: $(READY)
 	$(BIN)/python -m tests.bench.save_load
 	$(BIN)/python -m tests.bench.agreement
+	$(BIN)/python -m tests.bench.loop_overhead
 	$(BIN)/python -m tests.bench.fingerprint_speed
 	$(BIN)/python -m tests.bench.fingerprint_share
 	$(BIN)/python -m tests.bench.validate_rate
@@ -46,6 +47,8 @@ bench: $(READY)
 # Long campaigns; resumable, results are appended below out/. Run again to go on.
 soak: $(READY)
 	$(BIN)/python -m tests.soak.kills 100
+	$(BIN)/python -m tests.soak.restarts 20
+	$(BIN)/python -m tests.soak.stops 63
 	$(BIN)/python -m tests.soak.paused_writer 200
 	$(BIN)/python -m tests.soak.flips 10000
 	$(BIN)/python -m tests.soak.faulty_storage 12

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -48,6 +49,21 @@ class Module:
                 hint="use torch.distributed.fsdp.fully_shard (FSDP2)",
             )
         self.module = module
+        self._unsaved: dict[str, tuple[weakref.ref[torch.Tensor], int]] = {}
+
+    def forgotten(self) -> list[str]:
+        """Buffers that no step holds (``persistent=False``) and that were written into since the last call."""
+        wrong = []
+        for path, owner in self.module.named_modules():
+            for key in owner._non_persistent_buffers_set:
+                buffer, name = owner._buffers.get(key), f"{path}.{key}" if path else key
+                if buffer is None or buffer.is_inference():
+                    continue
+                version, last = buffer._version, self._unsaved.get(name)
+                if last is not None and last[0]() is buffer and last[1] != version:
+                    wrong.append(canonical(self.module, name))
+                self._unsaved[name] = weakref.ref(buffer), version
+        return wrong
 
     def _named(self) -> Iterator[tuple[str, str, Any]]:
         for raw, value in self.module.state_dict().items():

@@ -25,9 +25,9 @@ class PerRank:
     differs between ranks needs this mark, and is refused by the first save without it.
 
     On another number of ranks such an entry fits nowhere, which is a ``Mismatch``. With ``approximate`` the run goes on
-    all the same: ranks that the step has take up their state, others begin as they were built, and
-    ``Resumed.inexact`` says so. Random streams then are derived anew from what rank 0 saved, the step and the
-    rank; where they were the same on all ranks they stay so.
+    all the same: ranks that the step has take up their state, others begin as they were built. Random streams always
+    go on: where they were the same on all ranks they stay so, otherwise they are derived from what rank 0 saved, the
+    step and the rank. ``Resumed.inexact`` says what became of each.
     """
 
     obj: Any
@@ -98,11 +98,24 @@ def _inexact(loader: Any, state: Any) -> str:
     """Why a loader that is resumed from this state may not give what it would have given; empty where it does."""
     if loader.num_workers and not getattr(loader, "in_order", True):
         return "in_order=False: its batches come in the order in which workers happen to end"
-    if isinstance(loader.dataset, torch.utils.data.IterableDataset) and not _says_where(state):
+    dataset = getattr(loader, "dataset", None)
+    if _drops_its_buffer(dataset):
+        return "the state of a shuffled Hugging Face data set leaves out its buffer: those samples are missed"
+    if isinstance(dataset, torch.utils.data.IterableDataset) and not _says_where(state):
         return (
             "its dataset has no state_dict: it is read again up to here, and may give other samples (a shuffle buffer)"
         )
     return ""
+
+
+def _drops_its_buffer(dataset: Any) -> bool:
+    """Whether it is ``datasets.IterableDataset.shuffle`` somewhere below; it warns of this itself when it is loaded."""
+    todo = [getattr(dataset, "_ex_iterable", None)]
+    for at in todo:  # grows
+        if type(at).__name__ == "BufferShuffledExamplesIterable":
+            return True
+        todo += [getattr(at, "ex_iterable", None), *getattr(at, "ex_iterables", ())] if at is not None else []
+    return False
 
 
 def _says_where(state: Any) -> bool:
@@ -125,6 +138,7 @@ class Own:
     def __init__(self, name: str, part: Part, *, approximate: bool) -> None:
         self.name, self.part, self.approximate = name, part, approximate
         self._how = ""
+        self._last: Atomic | None = None
 
     @property
     def stream(self) -> bool:
@@ -175,3 +189,10 @@ class Own:
             reseed(self.part.stream, xxhash.xxh3_64_intdigest(mixed.encode()))
         else:
             self.part.apply({"": value})
+        if isinstance(self.part, Stream):
+            self._last = self.part.capture()
+
+    def again(self) -> None:
+        """Set a random stream once more to what the last load gave it; nothing on a fresh run, or for another entry."""
+        if self._last is not None:
+            self.part.apply({"": self._last.value})

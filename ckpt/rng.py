@@ -80,9 +80,9 @@ def set_stream(stream: Any, state: Any) -> None:
     elif isinstance(stream, random.Random):
         stream.setstate(state)
     elif isinstance(stream, np.random.Generator):
-        stream.bit_generator.state = _arrays(state, _numpy_state(stream))
+        stream.bit_generator.state = state
     else:
-        stream.set_state(_arrays(state, _numpy_state(stream)))
+        stream.set_state(state)
 
 
 def reseed(stream: Any, seed: int) -> None:
@@ -103,13 +103,6 @@ def _lists(state: Any) -> Any:
     if isinstance(state, dict):
         return {k: _lists(v) for k, v in state.items()}
     return state.tolist() if isinstance(state, np.ndarray) else state
-
-
-def _arrays(state: Any, like: Any) -> Any:
-    """The opposite of ``_lists``: arrays where the live state has some."""
-    if isinstance(state, dict):
-        return {k: _arrays(v, like.get(k) if isinstance(like, dict) else None) for k, v in state.items()}
-    return np.asarray(state, dtype=like.dtype) if isinstance(like, np.ndarray) else state
 
 
 def _device_count() -> int:

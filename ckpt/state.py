@@ -6,6 +6,7 @@ of object is found by what it can do, not by its name.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -20,6 +21,7 @@ from ckpt.perrank import Loader, Own, PerRank, Stream, rank_key
 from ckpt.rng import Rng, is_stream
 from ckpt.values import PLAIN, atoms, plain_atoms, value_digest
 
+_log = logging.getLogger("ckpt.state")
 RUN = "run"  # the entry of ``keep_aside``
 _PER_RANK = re.compile(r"rank\d{5}")
 
@@ -48,6 +50,7 @@ class State:
         modules = {k: v for k, v in entries.items() if isinstance(v, torch.nn.Module)}
         self._parts = {k: _part(k, v, modules) for k, v in entries.items()}
         self._aside: Stateful | None = None
+        self._told = set[str]()
         self.absent: tuple[str, ...] = ()  # of an adopted step: entries that the last load left as they were built
 
     def keep_aside(self, keeper: Any | None) -> None:
@@ -77,11 +80,21 @@ class State:
         """The live state as DCP plans it: nested dicts, values wrapped as ``Atomic``. Copies nothing."""
         out: StateDict = {}
         for name, part in self._parts.items():
+            if isinstance(part, Module):
+                self._tell_forgotten(name, part)
             out[name] = plain_atoms(part.capture(rank) if isinstance(part, Own) else part.capture(), name)
         out["rng"] = {rank_key(rank): Atomic(self.rng.capture())}
         if self._aside is not None:
             out[RUN] = plain_atoms(self._aside.capture(), RUN)
         return out
+
+    def _tell_forgotten(self, name: str, part: Module) -> None:
+        for key in part.forgotten():
+            if f"{name}.{key}" not in self._told:
+                self._told.add(f"{name}.{key}")
+                _log.warning(
+                    "%s.%s changes in training and is not saved: register_buffer(…, persistent=True)", name, key
+                )
 
     def capture_tensors(self) -> StateDict:
         """The same of modules and optimizers only. Unlike ``capture`` it asks no loader, which may draw and fetch."""
@@ -163,11 +176,14 @@ class State:
         )
 
     def restore_rng(self) -> None:
-        """Set the random streams again to what the last load gave them; no effect on a fresh run.
+        """Set the random streams, the user's too, again to what the last load gave them; no effect on a fresh run.
 
         For whoever builds a data iterator after the load, since building one draws numbers.
         """
         self.rng.again()
+        for part in self._parts.values():
+            if isinstance(part, Own):
+                part.again()
 
     def value_digests(self, captured: StateDict) -> dict[str, str]:
         """A digest of every value that must be the same on all ranks, from what ``capture`` returned."""

@@ -39,6 +39,8 @@ def plain_atoms(content: Any, path: str) -> Any:
 def _plain(value: Any, path: str) -> Any:
     """A value as it will be read back. Exact types only: a subclass would be saved, and refused by every load."""
     kind = type(value)
+    if kind is bytes and not value:  # torch's allow-list has no name for it
+        raise Refused(f"{path} is an empty bytes object, which no load would take", hint="keep None or '' in its place")
     if kind in PLAIN or kind is torch.Size or (isinstance(value, torch.Tensor) and not isinstance(value, DTensor)):
         return value
     if isinstance(value, np.generic):  # what a schedule written with numpy leaves in a learning rate

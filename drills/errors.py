@@ -21,3 +21,9 @@ class TargetEnded(CkptError):
     """The command ended or hung by itself where no fault was at work, so that nothing could be proven."""
 
     code, exit_status = "D-T", 3
+
+
+class NotPossible(CkptError):
+    """This machine, this user or this storage does not allow the fault: the drill is not verified, and says why."""
+
+    code, exit_status = "D-N", 3

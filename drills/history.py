@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +16,7 @@ from typing import Any
 
 from drills.errors import Usage
 from drills.scenario import Plan, plan_from_json, plan_to_json
-from drills.timeline import Log, Proc, parse_log
+from drills.timeline import Line, Log, Proc, parse_log
 
 FILE = "history.jsonl"
 SCHEMA = "drills.history/1"
@@ -36,7 +37,11 @@ class Commit:
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """One run of the target: what was seen of it from outside. ``status`` is the exit status, None while running."""
+    """One run of the target: what was seen of it from outside. ``status`` is the exit status, None while running.
+
+    ``reads``: how many lines of the log had come by when; ``overtaken``: processes beside which the drill started the
+    command again, and ``late`` the lines that they wrote after that start had done a step.
+    """
 
     name: str
     url: str = ""
@@ -53,6 +58,9 @@ class Run:
     said: str = ""
     log: Log = field(default_factory=Log)
     counts_from: int = 1
+    reads: list[tuple[int, float]] = field(default_factory=list)
+    overtaken: set[int] = field(default_factory=set)
+    late: tuple[Line, ...] = ()
 
     @property
     def seconds(self) -> float | None:
@@ -81,6 +89,10 @@ class Record:
     moment: dict[str, Any] | None = None
     evidence: dict[str, dict[str, Any]] = field(default_factory=dict)
     healed: dict[str, str] = field(default_factory=dict)
+    healed_t: dict[str, float] = field(default_factory=dict)
+    held: list[dict[str, Any]] = field(default_factory=list)
+    scenario: dict[str, Any] | None = None
+    cached_control: str | None = None
     compared: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     broke: list[str] = field(default_factory=list)
     ended_early: str | None = None
@@ -96,9 +108,23 @@ class Record:
         """The run in which the faults struck."""
         return self.runs.get(DRILLED)
 
+    def strikes(self) -> list[dict[str, Any]]:
+        """Evidence of every strike of the drill itself, in the order of time."""
+        return sorted((e for e in self.evidence.values() if "rank" in e), key=lambda e: float(e["t"]))
+
     def strike(self) -> dict[str, Any] | None:
-        """Evidence of the scheduled fault, the one that ended a process."""
-        return next((e for e in self.evidence.values() if "gone_t" in e), None)
+        """The strike from which the recovery counts: the last that ended processes, else the last of all."""
+        found = self.strikes()
+        return next((e for e in reversed(found) if "gone_t" in e), found[-1] if found else None)
+
+    def first_strike_t(self) -> float | None:
+        """When anything was first done to the run."""
+        found = self.strikes()
+        return float(found[0]["t"]) if found else None
+
+    def undone_t(self) -> float | None:
+        """When the last fault had been healed that a job has to endure."""
+        return max(self.healed_t.values(), default=None)
 
 
 class History:
@@ -114,9 +140,9 @@ class History:
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
         self._file.close()
 
-    def begin(self, plan: Plan, environment: dict[str, str]) -> None:
-        """The first event: what was asked for, and where."""
-        self.add("drill", schema=SCHEMA, plan=plan_to_json(plan), environment=environment)
+    def begin(self, plan: Plan, environment: dict[str, str], scenario: dict[str, Any] | None = None) -> None:
+        """The first event: what was asked for, and where; ``scenario`` in the form of its TOML."""
+        self.add("drill", schema=SCHEMA, plan=plan_to_json(plan), environment=environment, scenario=scenario)
 
     def add(self, event: str, /, **facts: Any) -> None:
         """Append one event; ``t`` is now unless given."""
@@ -140,8 +166,11 @@ def load(folder: Path) -> Record:
                     hint="give the folder that `drills run ... --out DIR` wrote") from None  # fmt: skip
     for event in events:
         _replay(record, event)
+    wrong_clock = any("offset_s" in e for e in record.evidence.values())
     for run in record.runs.values():
-        run.log = read_log(folder / run.name / "log.jsonl")
+        reads = run.reads if wrong_clock and run.name == DRILLED else ()
+        whole = read_log(folder / run.name / "log.jsonl", reads)
+        run.log, run.late = overtaken_dropped(whole, run.overtaken)
         run.counts_from = 1 - run.log.offset
         run.said = _tail(folder / run.name / "stderr.txt")
     offset = record.control.log.offset if record.control else 0
@@ -150,15 +179,36 @@ def load(folder: Path) -> Record:
     return record
 
 
-def read_log(path: Path) -> Log:
-    """The target's log; empty when the target wrote none."""
+def read_log(path: Path, reads: Sequence[tuple[int, float]] = ()) -> Log:
+    """The target's log; empty when the target wrote none.
+
+    ``reads``: how many lines had come by when; where given, that is the time of a line, as the target's own clock was
+    wrong.
+    """
     try:
-        return parse_log(path.read_text(encoding="utf-8", errors="replace").splitlines())
+        texts = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return Log()
+    log = parse_log(texts)
+    if not reads:
+        return log
+    counts = [n for n, _ in reads]
+    times = [reads[min(bisect.bisect_left(counts, n), len(reads) - 1)][1] for n in log.numbers]
+    return replace(log, lines=tuple(replace(n, t=t) for n, t in zip(log.lines, times, strict=True)))
 
 
-def _tail(path: Path, lines: int = 12) -> str:
+def overtaken_dropped(log: Log, pids: set[int]) -> tuple[Log, tuple[Line, ...]]:
+    """The log without what processes wrote that another start had overtaken, and that: theirs after its first line."""
+    began = next((i for i, n in enumerate(log.lines) if n.pid in pids), None)
+    if began is None:
+        return log, ()
+    first = next((i for i, n in enumerate(log.lines) if i > began and n.pid not in pids), len(log.lines))
+    kept = [n for i, n in enumerate(log.lines) if i < first or n.pid not in pids]
+    late = tuple(n for i, n in enumerate(log.lines) if i >= first and n.pid in pids)
+    return replace(log, lines=tuple(kept), numbers=()), late
+
+
+def _tail(path: Path, lines: int = 200) -> str:
     try:
         return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
     except OSError:
@@ -168,13 +218,17 @@ def _tail(path: Path, lines: int = 12) -> str:
 def _replay(record: Record, e: dict[str, Any]) -> None:
     match e["event"]:
         case "drill":
-            record.started, record.environment = e["t"], e["environment"]
+            record.started, record.environment, record.scenario = e["t"], e["environment"], e.get("scenario")
+        case "control.cached":
+            record.cached_control = e["said"]
+        case "held":
+            record.held.append(e)
         case "moment":
             record.moment = e
         case "fault.proved":
             record.evidence[e["fault"]] = e["evidence"]
         case "fault.healed":
-            record.healed[e["fault"]] = e["said"]
+            record.healed[e["fault"]], record.healed_t[e["fault"]] = e["said"], e["t"]
         case "compared":
             record.compared[e["left"], e["right"]] = e
         case "broke":
@@ -202,6 +256,10 @@ def _replay_run(run: Run, e: dict[str, Any]) -> None:
             run.commits.append(Commit(step=e["step"], name=e["name"], folder=e["folder"], seen=e["t"]))
         case "run.ended":
             run.ended, run.status, run.stopped = e["t"], e["status"], e["stopped"]
+        case "log.read":
+            run.reads.append((e["lines"], e["t"]))
+        case "overtaken":
+            run.overtaken |= set(e["pids"])
         case "left.running":
             run.left = e["processes"]
         case "storage":

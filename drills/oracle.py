@@ -45,7 +45,7 @@ def by_step(commits: Iterable[Commit]) -> dict[int, Commit]:
 
 
 class Storage:
-    """A run on any storage that fsspec knows, seen read-only."""
+    """A run on any storage that fsspec knows; only the faults that damage data at rest write to it."""
 
     def __init__(self, url: str, options: Mapping[str, str]) -> None:
         import fsspec  # type: ignore[import-untyped, unused-ignore]
@@ -58,7 +58,7 @@ class Storage:
         return sorted((c for c in found if c), key=lambda c: c.name)
 
     def survey(self) -> dict[str, Any]:
-        """Commits, attempts that no commit names with their bytes, commits without a folder, the ledger's events."""
+        """Commits, attempts without one and their bytes, commits without a folder, unfinished uploads, the ledger."""
         commits = self.commits()
         sizes = self._attempt_sizes()
         named = {c.folder: c for c in commits}
@@ -67,8 +67,39 @@ class Storage:
             "unnamed": [{"folder": f, "bytes": b} for f, b in sorted(sizes.items()) if f not in named],
             "hollow": sorted(c.name for f, c in named.items() if f not in sizes),
             "bytes": sum(sizes.values()),
+            "uploads": self._uploads(),
             "ledger": self._ledger(),
         }
+
+    def _uploads(self) -> list[str]:
+        """Keys of uploads in parts that nobody has finished or aborted; they cost money and no listing shows them."""
+        call = getattr(self._fs, "call_s3", None)
+        if call is None:
+            return []
+        bucket, _, prefix = self._root.partition("/")
+        found = call("list_multipart_uploads", Bucket=bucket, Prefix=prefix)
+        return [str(u["Key"]) for u in found.get("Uploads") or ()]
+
+    def objects(self, folder: str) -> dict[str, int]:
+        """Data objects of a step by their names below the run, with sizes."""
+        self._fs.invalidate_cache()
+        found = self._fs.find(f"{self._root}/{folder}", detail=True)
+        names = {p[len(self._root) + 1 :]: int(i.get("size") or 0) for p, i in found.items()}
+        return {n: size for n, size in names.items() if n.rsplit("/", 1)[-1] not in ("manifest.json", ".metadata")}
+
+    def read(self, name: str) -> bytes:
+        """The bytes of an object by its name below the run."""
+        self._fs.invalidate_cache()
+        data: bytes = self._fs.cat_file(f"{self._root}/{name}")
+        return data
+
+    def write(self, name: str, data: bytes) -> None:
+        """Replace an object: only for faults, and only below a run that the drill has started."""
+        self._fs.pipe_file(f"{self._root}/{name}", data)
+
+    def remove(self, name: str) -> None:
+        """Delete an object: only for faults."""
+        self._fs.rm_file(f"{self._root}/{name}")
 
     def _attempt_sizes(self) -> dict[str, int]:
         self._fs.invalidate_cache()

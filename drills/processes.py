@@ -11,7 +11,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,6 +57,12 @@ def birth(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
+def proc_of(pid: int, rank: int = -1) -> Proc:
+    """The process of that number as it is now. Raises ``OSError`` when there is none."""
+    born = birth(pid)
+    return Proc(pid=pid, rank=rank, born=born, started=wall_time(born))
+
+
 def wall_time(born: int) -> float:
     """Seconds since 1970 of a start given in ticks since boot; good to one tick (10 ms)."""
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - born / os.sysconf("SC_CLK_TCK")
@@ -65,28 +71,53 @@ def wall_time(born: int) -> float:
 
 def owned(owner: str) -> list[psutil.Process]:
     """Every live process that carries the mark, wherever it hangs in the tree; zombies do not count."""
-    found = []
+    return [p for p, mark in _marked() if mark == owner]
+
+
+def owned_by(drill: str) -> list[psutil.Process]:
+    """Every live process of any run of a drill; a mark is ``drill:run``."""
+    return [p for p, mark in _marked() if mark.partition(":")[0] == drill]
+
+
+def _marked() -> Iterator[tuple[psutil.Process, str]]:
     for p in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if p.environ().get(OWNER_VARIABLE) == owner and p.status() != psutil.STATUS_ZOMBIE:
-                found.append(p)
-    return found
+            mark = p.environ().get(OWNER_VARIABLE)
+            if mark and p.status() != psutil.STATUS_ZOMBIE:
+                yield p, mark
 
 
 def kill_owned(owner: str) -> None:
     """SIGKILL to every process that carries the mark, until none is left (a few rounds, for late children)."""
+    _kill_all(lambda: owned(owner))
+
+
+def kill_marked(drill: str) -> None:
+    """SIGKILL to every process of any run of the drill."""
+    _kill_all(lambda: owned_by(drill))
+
+
+def _kill_all(find: Callable[[], list[psutil.Process]]) -> None:
     for _ in range(5):
-        victims = owned(owner)
+        victims = find()
         for p in victims:
             with contextlib.suppress(HarnessBroken, OSError, psutil.Error):
-                fd = open_owned(Proc(pid=p.pid, rank=-1, born=birth(p.pid), started=0.0), owner)
+                fd = open_owned(proc_of(p.pid), p.environ()[OWNER_VARIABLE])
                 try:
                     signal.pidfd_send_signal(fd, signal.SIGKILL)
                 finally:
                     os.close(fd)
         if not victims:
             return
-        psutil.wait_procs(victims, timeout=2)
+        end = time.monotonic() + 2
+        while time.monotonic() < end and any(_lives(p) for p in victims):  # psutil's wait would take exit statuses
+            time.sleep(0.01)
+
+
+def _lives(p: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return bool(p.is_running() and p.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 class Table:

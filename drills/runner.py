@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
 import sys
-import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 
-from drills import oracle
-from drills.errors import HarnessBroken, TargetEnded
-from drills.faults import Evidence, Fault, Site
-from drills.history import CONTROL, DRILLED, History, Listener, Record, load
+from drills import leftovers, oracle
+from drills.controls import Shelf
+from drills.errors import HarnessBroken, NotPossible, TargetEnded
+from drills.faults import Site
+from drills.faults.gates import FileGate, Gate, ProxyGate
+from drills.faults.proxy import FaultProxy
+from drills.history import CONTROL, DRILLED, History, Listener, Record, Run, load
 from drills.scenario import Plan, Scenario
 from drills.schedule import Moment, draw
+from drills.strikes import Strikes
 from drills.target import Job, fill
-from drills.timeline import Log
-
-T = TypeVar("T")
+from drills.toml import to_dict
 
 TICK_S = 10.0
 MIN_READ_S = 60.0
@@ -39,11 +42,14 @@ def hold(plan: Plan, scenario: Scenario, folder: Path, listener: Listener = lamb
     everything that was started has been ended.
     """
     with History(folder, listener) as history:
-        history.begin(plan, environment())
+        history.begin(plan, environment(), to_dict(scenario))
+        for said in leftovers.heal():
+            history.add("healed", said=said)
         drill = _Drill(plan, scenario, folder, history)
+        leftovers.begin(drill.id, folder)
         try:
             drill.hold()
-        except TargetEnded as e:
+        except (TargetEnded, NotPossible) as e:
             history.add("ended.early", said=e.message, facts=e.facts, advice=e.hint)
         except HarnessBroken as e:
             said = "; ".join([e.message, *(f"{label}: {value}" for label, value in e.facts)])
@@ -52,6 +58,7 @@ def hold(plan: Plan, scenario: Scenario, folder: Path, listener: Listener = lamb
             history.add("broke", said=f"{type(e).__name__}: {e}", traceback=traceback.format_exc())
         finally:
             drill.end_all()
+            leftovers.end(drill.id)
             history.add("ended")
     return load(folder)
 
@@ -73,48 +80,47 @@ def environment() -> dict[str, str]:
 
 
 class _Drill:
-    """The state of one drill while it is held."""
+    """The state of one drill while it is held; lends itself to the strikes as their ``Keeper``."""
 
     def __init__(self, plan: Plan, scenario: Scenario, folder: Path, history: History) -> None:
         self._plan, self._scenario, self._folder, self._history = plan, scenario, folder, history
-        self._id = uuid.uuid4().hex[:12]
+        self.id = uuid.uuid4().hex[:12]
         self._deadline = time.monotonic() + plan.budget_s
         self._options = dict(plan.storage_options)
         self._jobs: list[Job] = []
         self._tick_due = 0.0
+        self._proxy = self._open_proxy()
+        self._strikes: Strikes | None = None
 
     def hold(self) -> None:
         """Control runs, then the drilled run, then the comparison."""
-        controls = [CONTROL, *(f"{CONTROL}-{n}" for n in range(2, self._plan.control_runs + 1))]
-        jobs = [self._control(name) for name in controls]
-        moment = self._draw(jobs[0])
-        drilled = self._drilled(moment, Log(tuple(jobs[0].lines)).step_seconds() or 0.0)
-        surveys = {job.name: self._survey(job) for job in (*jobs, drilled)}
-        for left, right in [(CONTROL, n) for n in (*controls[1:], DRILLED)]:
-            self._compare(left, right, surveys)
+        self._possible()
+        urls = {CONTROL: self._first_control()}
+        others = [f"{CONTROL}-{n}" for n in range(2, self._plan.control_runs + 1)]
+        for name in others:
+            urls[name] = self._control(name, self._url(name)).url
+        control = load(self._folder).runs[CONTROL]
+        moment = self._draw(control)
+        urls[DRILLED] = self._drilled(moment, control, self._survey(CONTROL, urls[CONTROL])).url
+        surveys = {name: self._survey(name, url) for name, url in urls.items()}
+        for right in (*others, DRILLED):
+            self._compare(CONTROL, right, surveys)
 
     def end_all(self) -> None:
-        """End what is still running, whatever happened before."""
+        """End what is still running, heal, and take away what stayed, whatever happened before."""
         for job in self._jobs:
             job.stop("the drill ended", grace_s=2.0)
             job.leftovers(grace_s=0.0)
         self._jobs.clear()
+        if self._strikes is not None:
+            self._strikes.heal(quiet=True)
+            self._strikes.clear()
+        if self._proxy is not None:
+            self._proxy.__exit__()
 
-    def _job(self, name: str, env: Mapping[str, str]) -> Job:
-        url = f"{self._plan.url_base}/{name}"
-        folder = self._folder / name
-        argv = fill(self._plan.command, url=url, log=folder / "log.jsonl", nproc=self._plan.nproc)
-        job = Job(name, argv=argv, url=url, folder=folder, owner=self._owner(name), env=env,
-                  history=self._history, options=self._options)  # fmt: skip
-        job.start()
-        self._jobs.append(job)
-        self._tick_due = time.monotonic() + TICK_S
-        return job
+    # --- what the strikes are lent -----------------------------------------------------------------------------------
 
-    def _owner(self, name: str) -> str:
-        return f"{self._id}:{name}"
-
-    def _step(self, job: Job, wait_s: float = 0.01) -> bool:
+    def step(self, job: Job, wait_s: float = 0.01) -> bool:
         """One look at a job, within the budget; true when the command has ended by itself."""
         job.poll(wait_s)
         if time.monotonic() >= self._tick_due:
@@ -122,20 +128,118 @@ class _Drill:
                               left_s=self._deadline - time.monotonic())  # fmt: skip
             self._tick_due = time.monotonic() + TICK_S
         if job.status is None and time.monotonic() >= self._deadline:
-            self._end(job, f"the budget of {self._plan.budget_s:g} s was used up")
+            self.end(job, f"the budget of {self._plan.budget_s:g} s was used up")
             return False
         return job.status is not None
 
-    def _end(self, job: Job, why: str | None) -> None:
+    def end(self, job: Job, why: str | None) -> None:
+        """End a job, and what it has left running."""
         job.stop(why)
         self._jobs.remove(job)
         job.leftovers()
 
-    def _control(self, name: str) -> Job:
-        job = self._job(name, {})
+    def runs(self, job: Job) -> bool:
+        """Whether the job has not been ended yet."""
+        return job in self._jobs
+
+    def start_again(self, job: Job) -> bool:
+        """Play the scheduler, as often as the plan allows."""
+        if job.status in (0, None) or job.starts - job.asked_starts > self._plan.resubmit:
+            return False
+        job.start()
+        return True
+
+    def restart(self, job: Job, world: int) -> None:
+        """Start the command again beside whatever lives, as a part of the drill."""
+        nproc = self._plan.nproc
+        job.argv = self._argv(job.name, job.url, None if nproc is None else nproc + world)
+        job.asked_starts += 1
+        job.start()
+
+    # --- runs ----------------------------------------------------------------------------------------------------
+
+    def _possible(self) -> None:
+        """Refuse a drill that means nothing here, before anything is started."""
+        local = self._plan.url_base.startswith("file://")
+        needs = {self._scenario.needs, *(s.fault.needs for s in self._scenario.strikes)}
+        if "s3" in needs and self._proxy is None:
+            raise NotPossible(
+                "the drill harms requests to S3, and no S3 endpoint over plain http was given",
+                facts=[("checkpoints", self._plan.url_base)],
+                hint="--url-base s3://bucket/prefix --storage-option endpoint_url=http://...",
+            )
+        if "local" in needs and not local:
+            raise NotPossible("the drill fills a local disk", facts=[("checkpoints", self._plan.url_base)],
+                              hint="without --url-base")  # fmt: skip
+        if self._scenario.world_changes and self._plan.nproc is None:
+            raise NotPossible("the drill changes the number of ranks, and the command has no placeholder {nproc}",
+                              hint="torchrun --nproc-per-node {nproc} ..., with --nproc 2")  # fmt: skip
+        least = min((s.fault.world for s in self._scenario.strikes), default=0)
+        if self._plan.nproc is not None and self._plan.nproc + least < 1:
+            raise NotPossible(f"{self._plan.nproc} ranks cannot become {-least} fewer", hint="--nproc 2")
+
+    def _open_proxy(self) -> FaultProxy | None:
+        """A proxy before S3, where it can be put there: an endpoint over plain http."""
+        endpoint = urlsplit(self._options.get("endpoint_url", ""))
+        if not self._plan.url_base.startswith("s3://") or endpoint.scheme != "http" or not endpoint.hostname:
+            return None
+        proxy = FaultProxy(endpoint.port or 80, seed=self._plan.seed, upstream_host=endpoint.hostname)
+        return proxy.__enter__()
+
+    def _env(self) -> dict[str, str]:
+        """How the target is led to the proxy, and given the keys that the drill was given."""
+        if self._proxy is None:
+            return {}
+        env = {"AWS_ENDPOINT_URL": self._proxy.endpoint, "AWS_ENDPOINT_URL_S3": self._proxy.endpoint}
+        for name, option in (("AWS_ACCESS_KEY_ID", "key"), ("AWS_SECRET_ACCESS_KEY", "secret")):
+            if option in self._options:
+                env[name] = self._options[option]
+        return env | ({} if "AWS_REGION" in os.environ else {"AWS_REGION": "us-east-1"})
+
+    def _argv(self, name: str, url: str, nproc: int | None) -> list[str]:
+        endpoint = self._proxy.endpoint if self._proxy else self._options.get("endpoint_url", "")
+        log = self._folder / name / "log.jsonl"
+        return fill(self._plan.command, url=url, log=log, nproc=nproc, endpoint=endpoint)
+
+    def _job(self, name: str, url: str, env: Mapping[str, str]) -> Job:
+        job = Job(name, argv=self._argv(name, url, self._plan.nproc), url=url, folder=self._folder / name,
+                  owner=self._owner(name), env={**self._env(), **env}, history=self._history, options=self._options,
+                  )  # fmt: skip
+        job.start()
+        self._jobs.append(job)
+        self._tick_due = time.monotonic() + TICK_S
+        return job
+
+    def _url(self, name: str) -> str:
+        return f"{self._plan.url_base}/{name}"
+
+    def _owner(self, name: str) -> str:
+        return f"{self.id}:{name}"
+
+    def _first_control(self) -> str:
+        """The control run, kept from an earlier drill where that is asked for and it is still whole; its URL."""
+        if self._plan.controls is None:
+            return self._control(CONTROL, self._url(CONTROL)).url
+        shelf = Shelf(Path(self._plan.controls), self._plan)
+        kept = shelf.commits()
+        if kept is not None:
+            with contextlib.suppress(Exception):  # what cannot be listed cannot be taken
+                if kept <= {c.name for c in oracle.Storage(shelf.url, self._options).commits()}:
+                    shelf.take(self._folder, self._history)
+                    return shelf.url
+        shelf.clean()
+        # an object store is never emptied here: a run that is not whole stays, and this one goes beside it
+        url = shelf.url if self._plan.default_url or kept is None else self._url(CONTROL)
+        self._control(CONTROL, url)
+        if url == shelf.url:
+            shelf.keep(self._folder)
+        return url
+
+    def _control(self, name: str, url: str) -> Job:
+        job = self._job(name, url, {})
         while job in self._jobs:
-            if self._step(job, 0.02):
-                self._end(job, None)
+            if self.step(job, 0.02):
+                self.end(job, None)
         if job.status != 0:
             out_of_time = job.stopped is not None
             what = "did not end within the budget" if out_of_time else f"ended with status {job.status}"
@@ -151,110 +255,52 @@ class _Drill:
                               hint='let each rank append a JSON line a step: {"step": 1, "rank": 0, ...}')  # fmt: skip
         return job
 
-    def _draw(self, control: Job) -> Moment:
-        first = min((c.step for c in control.commits.values()), default=None)
-        world = len({n.rank for n in control.lines})
+    def _draw(self, control: Run) -> Moment:
+        committed = sorted({c.step for c in control.commits})
+        first = committed[0] if committed else None
+        world = len(control.log.ranks)
         try:
-            moment = draw(
-                self._plan.seed, self._plan.when, last_step=control.last_step, world=world, first_commit=first
-            )
+            moment = draw(self._plan.seed, self._plan.when, last_step=control.log.last_step, world=world,
+                          first_commit=first, committed=committed)  # fmt: skip
         except ValueError as e:
             raise TargetEnded(f"no moment for the fault: {e}", hint="a longer run, or more frequent saves") from None
-        self._history.add("moment", **asdict(moment), first_commit=first, last_step=control.last_step, world=world)
+        self._history.add("moment", **asdict(moment), first_commit=first, last_step=control.log.last_step, world=world)
         return moment
 
-    def _drilled(self, moment: Moment, step_s: float) -> Job:
-        site = Site(folder=self._folder, owner=self._owner(DRILLED), rank=moment.rank)
-        env: dict[str, str] = {}
-        for fault in self._scenario.faults:
-            env |= _bounded(fault, "setup", lambda f=fault: f.setup(site))  # type: ignore[misc]
-        job = self._job(DRILLED, env)
-        try:
-            self._until_moment(job, moment, step_s)
-            killed = self._inject(job, site)
-            self._until_back(job, killed)
-            self._until_end(job)
-        finally:
-            for fault in self._scenario.faults:
-                said = _bounded(fault, "heal", lambda f=fault: f.heal(site))  # type: ignore[misc]
-                self._history.add("fault.healed", fault=fault.name, said=said)
+    def _drilled(self, moment: Moment, control: Run, left: Mapping[str, Any]) -> Job:
+        url = self._url(DRILLED)
+        site = Site(folder=self._folder, owner=self._owner(DRILLED), rank=moment.rank, url=url, options=self._options,
+                    proxy=self._proxy, step_bytes=int(left.get("bytes", 0)))  # fmt: skip
+        gate: Gate | None = ProxyGate(self._proxy) if self._proxy else None
+        if site.local is not None:
+            gate = FileGate(self._folder / "gate")
+        strikes = Strikes(
+            self._scenario, self._plan, moment, step_s=control.log.step_seconds() or 0.0, world=len(control.log.ranks),
+            site=site, gate=gate, history=self._history, keeper=self,
+        )  # fmt: skip
+        self._strikes = strikes
+        job = self._job(DRILLED, url, strikes.setup())
+        strikes.run(job)
+        while job in self._jobs:
+            if self.step(job, 0.02) and not self.start_again(job):
+                self.end(job, None)
+        strikes.heal()
         if job.status == 0:  # a fault of the way back cannot be proven where there was none, and need not be
-            for fault in self._scenario.faults:
-                self._proved(fault, _bounded(fault, "prove", lambda f=fault: f.prove(site)))  # type: ignore[misc]
+            strikes.prove()
+        if self._proxy is not None and not self._proxy.count():
+            raise HarnessBroken("not one request of the target came through the drill's proxy",
+                                hint="the target has to honour AWS_ENDPOINT_URL_S3, or take {endpoint}")  # fmt: skip
         return job
 
-    def _until_moment(self, job: Job, moment: Moment, step_s: float) -> None:
-        strike_at: float | None = None
-        while strike_at is None or time.monotonic() < strike_at:
-            if self._step(job) or job not in self._jobs:
-                self._too_early(job, moment)
-            if strike_at is None and job.last_step >= moment.step and (job.commits or not moment.needs_commit):
-                strike_at = time.monotonic() + moment.fraction * step_s
+    # --- what is left, and reading it back ----------------------------------------------------------------------------
 
-    def _too_early(self, job: Job, moment: Moment) -> None:
-        if job in self._jobs:
-            self._end(job, None)
-        if job.stopped:
-            raise TargetEnded(f"{job.stopped} at step {job.last_step} of the drilled run, before the fault",
-                              hint="a longer --budget, or a shorter run")  # fmt: skip
-        if job.status != 0:
-            raise TargetEnded(f"the drilled run ended by itself with status {job.status} at step {job.last_step},"
-                              " before the fault", facts=[("its words", str(job.folder / "stderr.txt"))])  # fmt: skip
-        reason = (
-            "no commit was seen in time" if job.last_step >= moment.step else f"it never reached step {moment.step}"
-        )
-        raise HarnessBroken(f"the drilled run ended before the fault could strike: {reason}",
-                            facts=[("commits", job.storage_error or "could be listed")],
-                            hint="an earlier --at-step, or a longer run")  # fmt: skip
-
-    def _inject(self, job: Job, site: Site) -> float:
-        struck = time.time()
-        for fault in self._scenario.faults:
-            here = Site(folder=site.folder, owner=site.owner, rank=site.rank, workers=job.workers)
-            evidence = _bounded(fault, "inject", lambda f=fault, s=here: f.inject(s))  # type: ignore[misc]
-            if evidence:
-                struck = evidence["t"]
-            self._proved(fault, evidence)
-        return struck
-
-    def _proved(self, fault: Fault, evidence: Evidence | None) -> None:
-        if evidence is not None:
-            self._history.add("fault.proved", fault=fault.name, evidence=evidence)
-
-    def _until_back(self, job: Job, struck: float) -> None:
-        """Watch closely until a process that started after the fault has completed a step."""
-        before = {n.pid for n in job.lines}
-        limit = self._plan.targets.first_step_s
-        job.scan_every_s = 0.04
-        while job in self._jobs:
-            ended = self._step(job)
-            if any(n.pid not in before for n in job.lines):
-                break
-            if ended and not self._start_again(job):
-                return
-            if job in self._jobs and time.time() - struck > limit:
-                self._end(job, f"no new step within {limit:g} s of the fault")
-        job.scan_every_s = 0.2
-
-    def _until_end(self, job: Job) -> None:
-        while job in self._jobs:
-            if self._step(job, 0.02) and not self._start_again(job):
-                self._end(job, None)
-
-    def _start_again(self, job: Job) -> bool:
-        """Play the scheduler, as often as the plan allows."""
-        if job.status == 0 or job.starts > self._plan.resubmit:
-            return False
-        job.start()
-        return True
-
-    def _survey(self, job: Job) -> dict[str, Any]:
+    def _survey(self, name: str, url: str) -> dict[str, Any]:
         try:
-            found = oracle.Storage(job.url, self._options).survey()
+            found = oracle.Storage(url, self._options).survey()
         except Exception as e:  # no driver, no access: a reason for "not verified", not a failure of the target
             found = {"commits": [], "error": f"{type(e).__name__}: {str(e)[:300]}"}
-        self._history.add("storage", run=job.name, **found)
-        return {"url": job.url, **found}
+        self._history.add("storage", run=name, **found)
+        return {"url": url, **found}
 
     def _compare(self, left: str, right: str, surveys: Mapping[str, dict[str, Any]]) -> None:
         self._history.add("reading", left=left, right=right)
@@ -272,23 +318,3 @@ class _Drill:
             limit = max(MIN_READ_S, self._deadline - time.monotonic())
             answer = oracle.compare(sides[0], sides[1], options=self._options, timeout_s=limit)
         self._history.add("compared", left=left, right=right, **answer)
-
-
-def _bounded(fault: Fault, what: str, call: Callable[[], T]) -> T:
-    """Run a fault's call in a thread, so that one that hangs ends the drill instead of the person's evening."""
-    box: list[T | BaseException] = []
-
-    def run() -> None:
-        try:
-            box.append(call())
-        except BaseException as e:
-            box.append(e)
-
-    thread = threading.Thread(target=run, name=f"{fault.name}-{what}", daemon=True)
-    thread.start()
-    thread.join(fault.timeout_s + 5)
-    if not box:
-        raise HarnessBroken(f"{what} of the fault {fault.name!r} took more than {fault.timeout_s + 5:g} s")
-    if isinstance(box[0], BaseException):
-        raise box[0]
-    return box[0]

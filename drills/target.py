@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -17,7 +18,7 @@ from typing import Any
 from drills.errors import HarnessBroken, Usage
 from drills.history import Commit, History
 from drills.oracle import CommitWatch
-from drills.processes import OWNER_VARIABLE, Table, describe, kill_owned, owned
+from drills.processes import OWNER_VARIABLE, Table, describe, kill_owned, owned, proc_of
 from drills.scenario import without_secrets
 from drills.timeline import Line, Proc, parse_line
 
@@ -69,9 +70,9 @@ def search_path() -> str:
     return os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
 
 
-def fill(command: tuple[str, ...], *, url: str, log: Path, nproc: int | None) -> list[str]:
+def fill(command: tuple[str, ...], *, url: str, log: Path, nproc: int | None, endpoint: str = "") -> list[str]:
     """The command line of one run: placeholders replaced, program resolved."""
-    values = {"{url}": url, "{log}": str(log), "{nproc}": str(nproc)}
+    values = {"{url}": url, "{log}": str(log), "{nproc}": str(nproc), "{endpoint}": endpoint}
     pattern = re.compile("|".join(map(re.escape, values)))
     return resolve(tuple(pattern.sub(lambda m: values[m[0]], word) for word in command))
 
@@ -79,8 +80,9 @@ def fill(command: tuple[str, ...], *, url: str, log: Path, nproc: int | None) ->
 class Job:
     """One run of the command: started in a session of its own, watched by ``poll``, ended by ``stop``.
 
-    Everything seen goes into the history at once. ``lines`` are the log lines so far; ``status`` is the exit status
-    of the last start, None while it runs.
+    Everything seen goes into the history at once. ``lines`` are the log lines so far, ``arrived`` when the last
+    came; ``status`` is the exit status of the last start, None while it runs; ``asked_starts`` counts the starts that
+    belong to the drill, not to a scheduler.
     """
 
     def __init__(
@@ -92,10 +94,15 @@ class Job:
         self.stopped: str | None = None
         self.lines: list[Line] = []
         self.starts = 0
+        self.asked_starts = 0
+        self.leave_s = 5.0
+        self.arrived = 0.0
         self.commits: dict[str, Commit] = {}
         self._env, self._history = dict(env), history
         self._table = Table(owner)
         self._root: subprocess.Popen[bytes] | None = None
+        self._older: list[subprocess.Popen[bytes]] = []
+        self._texts = 0
         self._watch = CommitWatch(url, options)
         self._log, self._log_at, self._half = folder / "log.jsonl", 0, b""
         self._highest = self._offset = 0
@@ -118,8 +125,20 @@ class Job:
         """Why the commits could not be listed the last time, if so."""
         return self._watch.error
 
+    def root(self) -> Proc | None:
+        """The process of the command, while it lives."""
+        assert self._root is not None
+        with contextlib.suppress(OSError):
+            if self._root.poll() is None:
+                return proc_of(self._root.pid)
+        return None
+
     def start(self) -> None:
         """Start the command, or start it again with the same storage and log."""
+        if self._root is not None:
+            self._older.append(self._root)
+            if owned(self.owner):  # another start lives on beside this one, and has to find out that it is overtaken
+                self.leave_s = 60.0
         env = {
             k: v for k, v in os.environ.items() if k not in _LAUNCHER_VARIABLES and not k.startswith("TORCHELASTIC_")
         }
@@ -153,6 +172,8 @@ class Job:
             self.commits[c.name] = c
             self._add("commit.seen", step=c.step, name=c.name, folder=c.folder, t=c.seen)
         self.status = self._root.poll()
+        for older in self._older:
+            older.poll()
 
     def stop(self, why: str | None, grace_s: float = 8.0) -> None:
         """End whatever still runs: SIGTERM to the command, then SIGKILL to all that carries the run's mark."""
@@ -170,9 +191,9 @@ class Job:
         self.poll(0)
         self._add("run.ended", status=self._root.returncode, stopped=self.stopped, t=time.time())
 
-    def leftovers(self, grace_s: float = 5.0) -> list[str]:
+    def leftovers(self, grace_s: float | None = None) -> list[str]:
         """What still runs after the command has ended, given ``grace_s`` to go; it is killed, and named."""
-        end = time.monotonic() + grace_s
+        end = time.monotonic() + (self.leave_s if grace_s is None else grace_s)
         while (left := owned(self.owner)) and time.monotonic() < end:
             time.sleep(0.1)
         said = describe(left)
@@ -197,6 +218,10 @@ class Job:
         self._log_at += len(data)
         *whole, self._half = (self._half + data).split(b"\n")
         new = []
+        if whole:
+            self._texts += len(whole)
+            self.arrived = time.time()
+            self._add("log.read", lines=self._texts, t=self.arrived)
         for text in whole:
             try:
                 line = parse_line(text.decode(errors="replace"))

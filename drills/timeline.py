@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 
@@ -42,10 +42,11 @@ class Proc:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A parsed log: its lines in file order, and what could not be read."""
+    """A parsed log: its lines in file order, and what could not be read; ``numbers``: which lines of the file."""
 
     lines: tuple[Line, ...] = ()
     problems: tuple[str, ...] = ()
+    numbers: tuple[int, ...] = ()
 
     @property
     def last_step(self) -> int:
@@ -64,7 +65,23 @@ class Log:
 
     def shifted(self, offset: int) -> Log:
         """The log with ``offset`` added to every step."""
-        return Log(tuple(replace(n, step=n.step + offset) for n in self.lines), self.problems) if offset else self
+        return replace(self, lines=tuple(replace(n, step=n.step + offset) for n in self.lines)) if offset else self
+
+    def merged(self) -> Log:
+        """One line a step, of all ranks together: samples as a sorted whole, no loss; of steps trained again, the last.
+
+        For runs whose number of ranks changes: what a rank saw is then another share of the same batch.
+        """
+        done: list[dict[int, Line]] = []
+        for n in self.lines:
+            last = next((d for d in reversed(done[-64:]) if next(iter(d.values())).step == n.step), None)
+            first = next(iter(last.values())) if last else None
+            if last is None or first is None or n.rank in last or first.world != n.world:
+                done.append({n.rank: n})
+            else:
+                last[n.rank] = n
+        whole = (d for d in done if next(iter(d.values())).world in (None, len(d)))  # the others were cut off
+        return Log(tuple(_whole(d) for d in whole), self.problems)
 
     def effective(self) -> dict[tuple[int, int], Line]:
         """The line that counts for each (step, rank): the last one, since an earlier one was trained again."""
@@ -117,7 +134,7 @@ def parse_line(text: str) -> Line | None:
 
 def parse_log(texts: Iterable[str]) -> Log:
     """A whole log; a line that cannot be read becomes a problem, never an exception."""
-    lines, problems = [], []
+    lines, problems, numbers = [], [], []
     for n, text in enumerate(texts, 1):
         if not text.strip():
             continue
@@ -126,8 +143,19 @@ def parse_log(texts: Iterable[str]) -> Log:
         except (ValueError, RecursionError) as e:
             problems.append(f"line {n}: {str(e)[:80]}")
         else:
-            lines += [line] if line else []
-    return Log(tuple(lines), tuple(problems))
+            if line:
+                lines.append(line)
+                numbers.append(n)
+    return Log(tuple(lines), tuple(problems), tuple(numbers))
+
+
+def _whole(lines: dict[int, Line]) -> Line:
+    """A step of all ranks; its process is that of the lowest rank."""
+    _, first = min(lines.items())
+    seen = [n.samples for n in lines.values()]
+    samples = None if any(s is None for s in seen) else tuple(sorted((x for s in seen for x in s or ()), key=str))
+    times = [n.t for n in lines.values() if n.t is not None]
+    return replace(first, rank=0, loss=None, samples=samples, t=max(times, default=None))
 
 
 def sequence_errors(log: Log) -> list[str]:
@@ -191,11 +219,11 @@ class Phases:
 TICK_S = 0.02
 
 
-def measure(killed: float, victim: int, procs: Sequence[Proc], log: Log) -> Phases:
-    """Phases of the recovery from a fault at ``killed`` that ended process ``victim``."""
+def measure(killed: float, victims: Collection[int], procs: Sequence[Proc], log: Log) -> Phases:
+    """Phases of the recovery from a fault at ``killed`` that ended the processes ``victims``."""
     before = [p for p in procs if p.started < killed - TICK_S and (p.ended is None or p.ended >= killed - TICK_S)]
     new = sorted((p for p in procs if p.started >= killed - TICK_S), key=lambda p: p.started)
-    peers = [p.ended for p in before if p.pid != victim and p.ended is not None]
+    peers = [p.ended for p in before if p.pid not in victims and p.ended is not None]
     noticed = min([*peers, *(p.started for p in new)], default=None)
     width = max(1, len({p.rank for p in before}))
     starts: dict[int, float] = {}

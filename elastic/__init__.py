@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from elastic.cadence import Cadence
     from elastic.data import ElasticSampler
     from elastic.determinism import LogicalShards
     from elastic.membership import init
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from elastic.step import Micro, Step
 
 __all__ = [
+    "Cadence",
     "ElasticSampler",
     "LogicalShards",
     "Micro",
@@ -28,6 +30,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "Cadence": "cadence",
     "ElasticSampler": "data",
     "LogicalShards": "determinism",
     "Micro": "step",

@@ -38,6 +38,8 @@ class Flags(NamedTuple):
     """How long the last save stopped training on that rank, in microseconds."""
     long: int = 0
     """1 where the last step was so long that a round of its own, at the next boundary, costs nothing."""
+    stride: int = 0
+    """How many steps are to pass until the next boundary at which the ranks agree."""
     busy: int = 0
     """1 while the rank has batches of an evaluation left."""
     turns: int = 0

@@ -21,7 +21,10 @@ _STEPS = re.compile(r"\s*(\d+)\s*steps?\s*")
 
 
 class Cadence:
-    """A rule for saves. ``at`` is known on every rank alone; ``due`` reads a clock, so rank 0 alone asks it."""
+    """A rule for saves: subclass it for one of your own, and give it as ``every=``.
+
+    ``at`` is known on every rank alone; ``due`` reads a clock, so rank 0 alone asks it.
+    """
 
     @property
     def interval_s(self) -> float:
@@ -185,8 +188,10 @@ class Auto(Cadence):
         return "auto"
 
 
-def parse_every(every: int | str, *, nodes: int = 1) -> Cadence:
-    """The cadence of 500, "500 steps", "10m", "1h30m" or "auto". A bare int is steps."""
+def parse_every(every: int | str | Cadence, *, nodes: int = 1) -> Cadence:
+    """The cadence of 500, "500 steps", "10m", "1h30m" or "auto". A bare int is steps; a cadence is itself."""
+    if isinstance(every, Cadence):
+        return every
     if isinstance(every, int) and not isinstance(every, bool):
         return EverySteps(every)
     if isinstance(every, str):

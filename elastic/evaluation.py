@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 import torch
 
 import ckpt
-from ckpt.rng import Rng
+from ckpt.rng import Rng, is_stream, set_stream, stream_state
 from elastic.agreement import NOTHING, Agreement, Flags, together
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class Evaluation:
         self._streams = self._rng.capture()
         self._grad = torch.is_grad_enabled()
         torch.set_grad_enabled(False)
-        self._generators = [(g, g.get_state()) for g in self._state.entries.values() if isinstance(g, torch.Generator)]
+        self._generators = [(g, stream_state(g)) for g in self._state.entries.values() if is_stream(g)]
         return self
 
     def __exit__(
@@ -72,7 +72,7 @@ class Evaluation:
             module.training = mode
         self._rng.restore(self._streams)
         for generator, state in self._generators:
-            generator.set_state(state)
+            set_stream(generator, state)
         if kind is None:
             self._wait()
             if self._posted:

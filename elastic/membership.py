@@ -28,6 +28,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from ckpt.errors import RankFailed, Refused, Superseded
+from elastic.ledger import marks
 
 JOIN_TIMEOUT_S = 300.0
 PARTING_S = 10.0
@@ -72,6 +73,7 @@ def init(backend: str | None = None, *, timeout_s: float | None = None) -> None:
             f"the environment names a rank or a world, but {', '.join(missing)} is not set",
             hint="start the workers with torchrun, or export all of " + ", ".join(_ENV),
         )
+    marks.asked()
     backend = backend or _default_backend()
     _take_device(backend)
     join_s = JOIN_TIMEOUT_S if timeout_s is None else timeout_s
@@ -94,6 +96,7 @@ def init(backend: str | None = None, *, timeout_s: float | None = None) -> None:
         timeout=_timeout,
     )
     _generation = token
+    marks.joined()
     atexit.register(_leave, PrefixStore(token, job), rank, world)
 
 

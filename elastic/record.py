@@ -7,13 +7,12 @@ import os
 import time
 from collections.abc import Callable
 
-import torch
-
 import ckpt
 from ckpt.errors import CkptError
 from ckpt.store.contract import Store
 from elastic.cadence import Auto, Cadence
-from elastic.ledger.events import Error, Payload, Resumed, RunStarted, SaveCommitted
+from elastic.environment import fingerprint, warn_of_changes
+from elastic.ledger.events import Error, Metric, Payload, Resumed, RunStarted, SaveCommitted
 from elastic.ledger.history import pulse_s, since_save
 from elastic.ledger.reader import read
 from elastic.ledger.summary import Metrics, StepTimes
@@ -33,6 +32,8 @@ class Record:
         self._level = logging.INFO if rank == 0 else logging.DEBUG
         self.times, self.metrics = StepTimes(), Metrics(level=self._level)
         self._since = self._pulse_at = 0.0
+        self._measured: dict[str, dict[int, float]] = {}
+        self._earlier: dict[str, dict[int, float]] | None = None
 
     def tell(self, data: Payload, step: int | None = None, *, unix_s: float | None = None) -> None:
         """One event, at a step other than that of the moment where one is given."""
@@ -50,9 +51,8 @@ class Record:
     ) -> None:
         """That the run was entered, at ``began``, and what was restored."""
         count = os.environ.get("TORCHELASTIC_RESTART_COUNT")
-        versions = {"torch": str(torch.__version__)}
         started = RunStarted(
-            url=url, every=str(self._cadence), restart_count=int(count) if count else None, versions=versions
+            url=url, every=str(self._cadence), restart_count=int(count) if count else None, versions=fingerprint()
         )
         self.tell(started, unix_s=began)
         r = resumed
@@ -66,6 +66,20 @@ class Record:
         _log.log(self._level, "%s%s", resumed, more)
         self.times.begin(self._ledger, url, resumed.step)
         self.flush()
+
+    def measure(self, metric: Metric, step: int) -> None:
+        """A number that is of the state at ``step``."""
+        self.tell(metric, step)
+        self._measured.setdefault(metric.name, {})[step] = metric.last
+
+    def measured(self, store: Store, name: str) -> dict[int, float]:
+        """All numbers of that name of this rank, in this start and earlier ones, by step."""
+        if self._earlier is None:
+            self._earlier = {}
+            for event in read(store, rank=self._rank).events:
+                if isinstance(event.data, Metric):
+                    self._earlier.setdefault(event.data.name, {})[event.step] = event.data.last
+        return self._earlier.get(name, {}) | self._measured.get(name, {})
 
     def tell_error(self, error: BaseException) -> None:
         """That the run is left by an exception."""
@@ -101,7 +115,9 @@ def look_back(store: Store, cadence: Cadence, resumed: ckpt.Resumed, epoch: str)
     attempt = resumed.attempt
     first = "" if attempt is None else attempt.partition("-")[2].rpartition("-")[0]
     try:
-        since = since_save(read(store, rank=0, since=first).events, attempt=attempt, epoch=epoch)
+        events = read(store, rank=0, since=first).events
+        since = since_save(events, attempt=attempt, epoch=epoch)
+        warn_of_changes(events, attempt)
     except Exception as error:  # a hint for the interval, no reason to end a job
         _log.warning("the ledger cannot be read, so failures since the last save are not counted: %s", error)
         return

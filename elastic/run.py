@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
-
-import psutil
 
 import ckpt
 from ckpt.errors import Refused, Superseded
@@ -28,11 +28,14 @@ from elastic.agreement import (
     Flags,
     together,
 )
+from elastic.audit import unregistered
 from elastic.batches import Batches
-from elastic.cadence import Auto, parse_every
+from elastic.buckets import pin
+from elastic.cadence import Auto, Cadence, parse_every
 from elastic.evaluation import Evaluation
 from elastic.group import check_group, end_superseded, has_position
 from elastic.launch.beats import beat
+from elastic.ledger import marks
 from elastic.ledger.events import Evaluated, Finished, Stopped, StopRequested
 from elastic.ledger.summary import one
 from elastic.ledger.writer import Writer
@@ -48,13 +51,15 @@ from elastic.units import parse_duration
 _log = logging.getLogger("elastic")
 _one_at_a_time = threading.Lock()
 LONG_STEP_S = 1.0  # from then on a round trip at each boundary is nothing, and a stop saves a step earlier
+AGREE_S, MOST_STEPS = 0.1, 8  # shorter steps agree so often, but not seldom in steps, for those may become long
 
 
 class Run:
     """A training run that resumes, saves and stops by itself; used as ``with Run(url, state) as run:`` on every rank.
 
     Entering restores the newest valid step into ``state``, or starts fresh where nothing was saved (see
-    ``ckpt.Checkpoints.resume``). ``every`` is when to save: "auto" (as often as it pays), 500 or "500 steps", "10m".
+    ``ckpt.Checkpoints.resume``). ``every`` is when to save: "auto" (as often as it pays), 500 or "500 steps", "10m",
+    or a ``elastic.Cadence`` of your own.
     "auto" keeps what it has learned of failures and costs in each step, and adds from the ledger what came after it.
     ``keep`` is the retention policy (None: all). ``allow_fallback`` goes back past more than two damaged steps.
     ``client`` and ``storage_options`` go to the store, ``deadline_s`` bounds every wait for other ranks in saving and
@@ -71,7 +76,8 @@ class Run:
 
     What asks to stop: SIGTERM, SIGUSR1, Ctrl-C, which are followed by SIGKILL after ``grace`` ("30s", as torchrun and
     Kubernetes have it), and ``stop_on``: ``elastic.StopFile``, ``TimeLimit``, ``NoticeUrl``. All ranks stop at the same
-    step: the one that was under way on all of them, or the next; the ledger says whether the save was done in time.
+    step: with steps of a second and more the one that was under way, else within two steps, or 0.2 s of shorter ones.
+    The ledger says whether the save was done in time.
 
     Leaving the block waits until the last save is durable; after a signal or a notice it then ends the process with
     status 75; where another job has taken over the run, with status 6. ``break`` and exceptions save nothing:
@@ -84,7 +90,7 @@ class Run:
         url: str,
         state: ckpt.State,
         *,
-        every: int | str = "auto",
+        every: int | str | Cadence = "auto",
         keep: Keep | None = None,
         fresh: bool = False,
         start: int | None = None,
@@ -124,7 +130,9 @@ class Run:
         self._step = self._turns = 0
         self._tolerance = Tolerance(save_failures, now_s=time.monotonic())
         self._ended_by: BaseException | None = None
-        self._stop_asked = self._save_asked = self._long = False
+        self._stop_asked = self._save_asked = False
+        self._step_s = LONG_STEP_S
+        self._agree_at = 0
         self._heard = NOTHING
         self._evaluated_s = 0.0
         self._stopping = 0
@@ -141,7 +149,7 @@ class Run:
         with ExitStack() as undo:
             undo.callback(_one_at_a_time.release)
             began = time.time()
-            seconds = {"start": began - psutil.Process().create_time()}
+            seconds = marks.phases(began)
             skip, warm = self._resume()
             self._step = self.resumed.step
             epoch = self._checkpoints.epoch
@@ -174,6 +182,9 @@ class Run:
     resumed: ckpt.Resumed
     """What entering restored: step, attempt, what was skipped and why, seconds by phase."""
 
+    unregistered: tuple[str, ...] = ()
+    """What the loop keeps beside the state, so that it is not saved: "name: why". Known when the loop has begun."""
+
     @property
     def step(self) -> int:
         """Completed steps."""
@@ -191,14 +202,18 @@ class Run:
         times = self._record.times
         try:
             self._agreement.check_same("steps(until=...)", until)
+            if not self._begun:
+                self.unregistered = unregistered(self._state, sys._getframe(1), log=self._rank == 0)
             if self._step < until and not self._stopping:
                 self._begin()
                 self._agreement.post(self._flags())
+                self._agree_at = self._step + 1
             mark = time.monotonic()
             more = None if self._batches.none else self._batches.next
             while self._step < until and not self._stopping:
                 batch = self._batches.next()
                 fetched = time.monotonic()
+                times.begin_body()
                 self._unfinished, self._evaluated_s = True, 0.0
                 step = Step(self._step, batch, self._batches.weights, more)
                 yield step
@@ -207,7 +222,7 @@ class Run:
                 done = time.monotonic()
                 times.add(body_s=done - fetched - self._evaluated_s, data_s=fetched - mark)
                 self._cadence.step(done - mark)
-                self._long = done - mark > LONG_STEP_S
+                self._step_s = done - mark
                 self._boundary(step.batches, last=self._step + 1 == until)
                 mark = time.monotonic()
                 times.add_boundary(mark - done)
@@ -234,11 +249,11 @@ class Run:
         self._record.tell(Evaluated(seconds=evaluation.seconds, stopped=evaluation.stopped))
 
     def save(self) -> None:
-        """Ask for a save, from any rank; it is made when all ranks know: after this step or the next."""
+        """Ask for a save, from any rank; it is made when all ranks know: after two steps, or 0.2 s of shorter ones."""
         self._save_asked = True
 
     def stop(self) -> None:
-        """Ask all ranks to end the loop, from any rank: after this step or the next, with a save, status unchanged."""
+        """End the loop on all ranks, with a save, status unchanged; asked from any rank, once all know, as ``save``."""
         if not self._stop_asked:
             self._stop_asked = True
             self._record.tell_now(StopRequested(source="run.stop"))
@@ -251,9 +266,19 @@ class Run:
         self._record.metrics.add(self._step, values)
 
     def metric(self, **values: Any) -> None:
-        """Put numbers into the ledger at once, a row each: results of an evaluation, rather than of a step."""
+        """Put numbers into the ledger at once, a row each: results of an evaluation, rather than of a step.
+
+        They are of the state as it will be when the step under way is complete.
+        """
         for name, value in values.items():
-            self._record.tell(one(name, value))
+            self._record.measure(one(name, value), self._step + self._unfinished)
+
+    def metrics(self, name: str) -> dict[int, float]:
+        """What ``metric`` was told on this rank under a name, by completed steps: in all starts of the run.
+
+        Reads the ledger once. For ``keep=ckpt.Best(lambda: run.metrics("val_loss"))``, which rank 0 asks.
+        """
+        return self._record.measured(self._checkpoints.store, name)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -286,7 +311,8 @@ class Run:
         self._step += 1
         self._turns += batches
         self._batches.advance(batches)
-        agreed = self._agree()
+        agrees = last or self._step >= self._agree_at
+        agreed = self._agree() if agrees else NOTHING
         saves = self._saves
         saves.stall_s = max(saves.stall_s, agreed.stall_us / 1e6)
         self._record.metrics.settle(self._step - 1)
@@ -305,19 +331,25 @@ class Run:
         )  # fmt: skip
         if reason and saves.saved_step != self._step:
             self._save(reason)
-        if not (last or self._stopping):
-            self._agreement.post(self._flags())
+        if agrees and not (last or self._stopping):
+            self._agree_at = self._step + max(1, agreed.stride)
+            if not self._agreement.alone:
+                self._agreement.post(self._flags())
         beat(self._step)
 
     def _agree(self) -> Flags:
         """What the ranks said at the boundary before, in evaluations since then and, after a long step, now."""
-        agreed = self._agreement.take(self._flags())
-        agreed.check_turns()
-        if agreed.long and not self._agreement.alone:
-            now = self._agreement.exchange(self._flags())
-            now.check_turns()
-            agreed = together(agreed, now)
-        agreed, self._heard = together(agreed, self._heard), NOTHING
+        if self._agreement.alone:
+            agreed = self._flags()
+        else:
+            agreed = self._agreement.take(NOTHING)
+            agreed.check_turns()
+            if agreed.long:
+                now = self._agreement.exchange(self._flags())
+                now.check_turns()
+                agreed = together(agreed, now)
+        if self._heard is not NOTHING:
+            agreed, self._heard = together(agreed, self._heard), NOTHING
         return agreed
 
     def _begin(self) -> None:
@@ -327,6 +359,8 @@ class Run:
             self._batches.begin()
         if not self._begun:
             self._begun = True
+            if not self._agreement.alone:
+                pin(self._state)
             self._batches.begin()
             self._state.restore_rng()
             self._cadence.start()
@@ -344,7 +378,8 @@ class Run:
             save=SAVE_OVERDUE if overdue else SAVE_ASKED if self._save_asked else due,
             failed=saves.tolerance.judge(saves.failure) if saves.failure else 0,
             stall_us=int(saves.stall_s * 1e6),
-            long=int(self._long),
+            long=int(self._step_s > LONG_STEP_S),
+            stride=1 if self._agreement.alone else min(MOST_STEPS, math.ceil(AGREE_S / max(self._step_s, 1e-6))),
             turns=self._turns,
             turns_least=-self._turns,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections import Counter
@@ -12,6 +13,7 @@ from drills.checks.verdict import Check, Teller, Verdict, counted, not_reached, 
 from drills.history import CONTROL, DRILLED, Record
 from drills.timeline import Line, Log, sequence_errors
 
+_NEAR = 0.25  # of the mean loss of a step, on another number of ranks: other dropout, another order of adding
 _BY_ITSELF = "the target is not deterministic by itself (--control-runs 2 shows it without a fault)"
 
 
@@ -36,6 +38,8 @@ def losses(record: Record) -> Check:
     if (early := _logs_missing(say, record)) or record.drilled is None or record.control is None:
         return early or not_reached(say)
     log, truth = record.drilled.log, record.control.log.effective()
+    if _world_changed(record):
+        return _losses_before(say, record, log, truth)
     without = next((n for n in [*truth.values(), *log.lines] if n.loss is None), None)
     if without:
         return say(Verdict.UNKNOWN, "-", f"the log has no loss for step {without.step}, rank {without.rank}")
@@ -59,7 +63,10 @@ def samples(record: Record) -> Check:
     say = teller("samples", "each exactly once")
     if (early := _logs_missing(say, record)) or record.drilled is None or record.control is None:
         return early or not_reached(say)
-    log, truth = record.drilled.log, record.control.log.effective()
+    log, whole = record.drilled.log, record.control.log
+    if _world_changed(record):  # each rank's share is another; the step of all ranks is the same
+        log, whole = log.merged(), whole.merged()
+    truth = whole.effective()
     without = next((n for n in [*truth.values(), *log.lines] if n.samples is None), None)
     if without:
         return say(Verdict.UNKNOWN, "-", f"the log has no samples for step {without.step}, rank {without.rank}")
@@ -80,6 +87,35 @@ def samples(record: Record) -> Check:
     if errors := _sequence(log, truth):
         return say(Verdict.FAIL, f"{counted(len(errors), 'fault')} in the sequence", errors[0])
     return say(Verdict.PASS, f"{want.total()} samples, 0 lost, 0 repeated")
+
+
+def _world_changed(record: Record) -> bool:
+    """Whether the drilled run was trained by another number of ranks for a while."""
+    control, run = record.control, record.drilled
+    return bool(control and run and {n.world for n in run.log.lines} - {n.world for n in control.log.lines})
+
+
+def _losses_before(say: Teller, record: Record, log: Log, truth: dict[tuple[int, int], Line]) -> Check:
+    """Another number of ranks adds in another order: exact up to the change, finite and near after it."""
+    first = record.first_strike_t() or 0.0
+    early = [n for n in log.lines if n.t is not None and n.t < first]
+    for n in early:
+        if (n.step, n.rank) not in truth or not _same(n.loss, truth[n.step, n.rank].loss):
+            return say(Verdict.UNKNOWN, "-", f"step {n.step}, rank {n.rank} differs before the change; {_BY_ITSELF}")
+    means = [_means(list(lines)) for lines in (truth.values(), log.effective().values())]
+    far = [s for s, loss in means[1].items() if s not in means[0] or not abs(loss / means[0][s] - 1) < _NEAR]
+    if far:
+        return say(Verdict.FAIL, f"{counted(len(far), 'step')} far off", f"first at step {far[0]}: "
+                   f"{means[1][far[0]]:.4g}, the control has {means[0].get(far[0], math.nan):.4g}")  # fmt: skip
+    return say(Verdict.PASS, f"{counted(len(early), 'line')} equal up to the change, {_NEAR:.0%} near after it")
+
+
+def _means(lines: list[Line]) -> dict[int, float]:
+    """Mean loss of each step over its ranks."""
+    by: dict[int, list[float]] = {}
+    for n in lines:
+        by.setdefault(n.step, []).append(math.nan if n.loss is None else n.loss)
+    return {step: sum(v) / len(v) for step, v in sorted(by.items())}
 
 
 def deterministic(record: Record) -> Check:
@@ -138,8 +174,8 @@ def _unfinished(record: Record) -> str | None:
 
 def _judge_line(say: Teller, record: Record, first: Line, value: str, detail: str) -> Check:
     """A wrong line is the target's failure, unless the very first one was written before the fault."""
-    seen = phases(record)
-    if seen and seen.is_before(first):
+    struck, seen = record.first_strike_t(), phases(record)
+    if struck is not None and seen and (first.t is not None and first.t < struck and seen.is_before(first)):
         return say(Verdict.UNKNOWN, value, f"{detail}, before the fault already; {_BY_ITSELF}")
     return say(Verdict.FAIL, value, detail)
 
@@ -188,8 +224,16 @@ def _judge_state(record: Record, name: str, left: str, right: str, group: str | 
         if error := pair["error"]:
             bad = error["side"] == "right" and not error["lacks"]
             return say(Verdict.FAIL if bad else Verdict.UNKNOWN, "unreadable", f"step {pair['step']}: {error['text']}")
-    before = _differed_before(record, answer["pairs"]) if right == DRILLED else frozenset()
-    found = _judge_pairs(say, answer["pairs"], group, before)
+    pairs = answer["pairs"]
+    changed = right == DRILLED and group is None and _world_changed(record)
+    if changed:  # what another number of ranks has trained is not the same to the last bit
+        pairs = [p for p in pairs if _saved_before(record, p)]
+        if not pairs:
+            return say(Verdict.UNKNOWN, "-", "no step that both runs hold was saved before the number of ranks changed")
+    before = _differed_before(record, pairs) if right == DRILLED else frozenset()
+    found = _judge_pairs(say, pairs, group, before)
+    if changed and found.verdict is Verdict.PASS:
+        return say(Verdict.PASS, found.value, f"{found.detail}, up to the first change of the number of ranks")
     if why and found.verdict is Verdict.PASS:
         return say(Verdict.UNKNOWN, f"{found.value}, up to step {theirs}", why)
     return found
@@ -232,12 +276,16 @@ def _different(say: Teller, pair: dict[str, Any], keys: list[str], group: str | 
 
 def _differed_before(record: Record, pairs: list[dict[str, Any]]) -> frozenset[str]:
     """Entries that differ in steps that were committed before the fault."""
-    run, strike = record.drilled, record.strike()
-    if run is None or strike is None:
-        return frozenset()
-    early = {c.folder for c in run.commits if c.seen is not None and c.seen <= strike["t"]}
-    found = (p for p in pairs if any(str(p["right"]).endswith(f"/{folder}") for folder in early))
-    return frozenset(k for p in found for k in p.get("different_keys", ()))
+    return frozenset(k for p in pairs if _saved_before(record, p) for k in p.get("different_keys", ()))
+
+
+def _saved_before(record: Record, pair: dict[str, Any]) -> bool:
+    """Whether the drilled run's side of a pair was committed before anything was done to it."""
+    run, first = record.drilled, record.first_strike_t()
+    if run is None or first is None:
+        return False
+    early = {c.folder for c in run.commits if c.seen is not None and c.seen <= first}
+    return any(str(pair["right"]).endswith(f"/{folder}") for folder in early)
 
 
 def _said(d: dict[str, Any]) -> str:

@@ -7,27 +7,25 @@ the PYTHONPATH of the drilled run wraps the restore function once its module has
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from drills.errors import HarnessBroken
-from drills.faults import Evidence, Site
-
-PLANTED = Path(__file__).parent / "planted"
+from drills.faults import Base, Evidence, Site
+from drills.faults.planting import planted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlipRestoredBit:
+class FlipRestoredBit(Base):
     """One bit of one element of the first parameter, flipped on rank 0 right after the first restore."""
 
     name: str = "flip-restored-bit"
     timeout_s: float = 10.0
+    by_itself = True
 
     def setup(self, site: Site) -> dict[str, str]:
         """Put the wrapper on the path of the drilled run."""
-        path = os.pathsep.join(p for p in (str(PLANTED), os.environ.get("PYTHONPATH")) if p)
-        return {"PYTHONPATH": path, "TORCHRELAY_FLIP": str(self._evidence(site))}
+        return planted(TORCHRELAY_FLIP=str(self._evidence(site)))
 
     def inject(self, site: Site) -> None:
         """Strikes by itself, when the target restores."""

@@ -21,7 +21,7 @@ class Narrator:
         """Say what is worth saying about one event."""
         handler = getattr(self, "_" + event["event"].replace(".", "_"), None)
         text = handler(event) if handler else None
-        if text:
+        if text and event["t"] >= self._began:  # what comes from a kept control run is told in one line
             run = f"{event['run']}: " if "run" in event else ""
             print(f"{event['t'] - self._began:7.1f} s  {run}{text}", file=self._stream, flush=True)
 
@@ -54,6 +54,18 @@ class Narrator:
     def _fault_proved(self, e: dict[str, Any]) -> str:
         self._struck = True
         return f"FAULT: {e['evidence']['said']}"
+
+    def _fault_healed(self, e: dict[str, Any]) -> str | None:
+        return None if e["said"].startswith("nothing to undo") else f"HEALED: {e['said']}"
+
+    def _healed(self, e: dict[str, Any]) -> str:
+        return str(e["said"])
+
+    def _held(self, e: dict[str, Any]) -> str:
+        return f"inside the {e['phase']}: rank {e['rank']} is held at {e['what']}"
+
+    def _control_cached(self, e: dict[str, Any]) -> str:
+        return str(e["said"])
 
     def _run_ended(self, e: dict[str, Any]) -> str:
         self._struck = False

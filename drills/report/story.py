@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from drills.checks import Check, Verdict, phases
 from drills.checks.verdict import NOT_REACHED, counted
 from drills.history import Record
-from drills.scenario import Plan, Scenario
+from drills.scenario import HIDDEN, Plan, Scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,7 @@ def replay_line(plan: Plan, moment: dict[str, object] | None) -> str:
         words += ["--resubmit", str(plan.resubmit)]
     if not plan.default_url:
         words += ["--url-base", plan.url_base.rsplit("/", 1)[0]]
+        words += [w for k, v in plan.storage_options for w in ("--storage-option", f"{k}={v}") if v != HIDDEN]
     words += [w for name in plan.skip for w in ("--skip", name)]
     return f"{shlex.join(words)} -- {_command(plan)}"
 
@@ -63,9 +64,10 @@ def _done(record: Record) -> str:
     if not record.evidence:
         return f"Nothing: {record.ended_early or 'the drill ended before the fault'}."
     seen, moment = phases(record), record.moment or {}
+    one = len(record.strikes()) == 1 and not record.held
     said = []
     for e in record.evidence.values():
-        if "gone_t" in e and seen:
+        if one and seen and "gone_t" in e and e["rank"] >= 0 and len(e.get("pids", (0,))) == 1:
             early = f" of {moment['last_step']}" if "last_step" in moment else ""
             said.append(
                 f"Rank {e['rank']} (pid {e['pid']}) was killed with SIGKILL after step {seen.last_before}{early}."
@@ -82,6 +84,8 @@ def _back(record: Record) -> str:
     first = seen.after(seen.first_step)
     if first is None:
         return f"No: no step was done after the fault. {_end(record)}".strip()
+    if not seen.new_pids:
+        return f"It never stopped: next step {first:.1f} s after the fault began. {_end(record)}".strip()
     again = "once" if run.starts == 2 else f"{run.starts - 1} times"
     who = "by itself" if run.starts == 1 else f"after the drill had started it again {again}"
     caught = seen.after(seen.caught_up)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from ckpt.errors import NotFound, Refused
+from ckpt.errors import NotFound
+from elastic.commands.source import storage_options
 from elastic.economics.fitting import Fit, fit
 from elastic.economics.inputs import PRIOR_FAILURES, BadInput
 from elastic.ledger.history import Life, dead_s, lives, slowdown, stall_s, step_s
@@ -85,7 +85,7 @@ def step_at(url: str, o: dict[str, Any]) -> tuple[int, float]:
 def _story(url: str, o: dict[str, Any]) -> tuple[list[Life], list[str]]:
     from ckpt.store import open_store
 
-    store = open_store(url, client=o["client"], **_storage(o["options"]))
+    store = open_store(url, client=o["client"], **storage_options(o["options"]))
     ledger = read(store, rank=0)
     if not ledger.objects:
         hint = f"ckpt ls {url}   |   elastic interval --mtbf 6h --save 40s asks for the figures instead"
@@ -129,17 +129,3 @@ def _fit(
 
 def _warmups(story: list[Life]) -> list[float]:
     return [life.warmup_s for life in story if life.warmup_s is not None]
-
-
-def _storage(pairs: tuple[str, ...]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not (name and equals):
-            raise Refused(f"-o {pair}: a storage option is NAME=VALUE", hint="-o endpoint_url=http://localhost:9000")
-        try:
-            plain = text[:1] not in ("{", "[") and text not in ("true", "false") and not name.endswith("_s")
-            out[name] = text if plain else json.loads(text)
-        except ValueError:
-            raise Refused(f"-o {name}: the value cannot be read") from None
-    return out

@@ -66,8 +66,8 @@ def _as_torchrun(name: str, **settings: Any) -> Callable[[F], F]:
 @click.option("--preload", multiple=True, metavar="MODULE", help="Import this before the fork, too; may be repeated.")
 @_as_torchrun("shutdown-timeout", default="30", type=SECONDS, metavar="TIME",
               help="From a request to stop to SIGKILL: has to cover a step and a save. Default 30 s.")  # fmt: skip
-@click.option("--restart-grace", default="1s", type=DURATION, metavar="TIME",
-              help="From a failure to SIGKILL of the other ranks. Default 1s.")  # fmt: skip
+@click.option("--restart-grace", default="300ms", type=DURATION, metavar="TIME",
+              help="From a failure to SIGKILL of the other ranks. Default 300ms.")  # fmt: skip
 @click.option("--hang-timeout", default="auto", type=Quantity("time", lambda t: _hang(t) or -1.0), metavar="TIME",
               help="No progress for so long is a hang: auto (3 x p99 step, at least 3s), off, or a time.")  # fmt: skip
 @click.option("--quiet-timeout", default="10m", type=DURATION, metavar="TIME",

@@ -14,6 +14,7 @@ import struct
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
@@ -21,7 +22,7 @@ from types import FrameType
 SLOT = 128
 SAMPLE_S = 0.1
 _LOOP = struct.Struct("@QqqqQ")  # count, step, phase, monotonic ns, count
-_THREAD = struct.Struct("@QqqqqQ")  # count, monotonic ns, collectives, whereabouts, line of code, count
+_THREAD = struct.Struct("@QqqqqqQ")  # count, monotonic ns, collectives, whereabouts, file, line, count
 _THREAD_AT = 64
 
 PHASES = ("start", "step", "save", "evaluate", "leave")
@@ -29,6 +30,7 @@ PHASES = ("start", "step", "save", "evaluate", "leave")
 
 OWN_CODE, COLLECTIVE = 1, 2
 _WAITING = ("torch.distributed", "elastic.agreement", "elastic.membership", "ckpt.engine")
+_LIBRARIES = ("torch.", "elastic.", "ckpt.")
 _LOOK_UP = 4  # a call of torch.distributed is the top few frames; below them it is a wrapper around training
 
 _slot: _Slot | None = None
@@ -48,8 +50,9 @@ class Beat:
     """Collectives entered in the default process group."""
     waiting: bool = False
     """Whether the main thread was in a collective, or in an agreement with other ranks."""
+    file: int = 0
     line: int = 0
-    """Changes when the main thread is at another line of code."""
+    """Where the main thread is in the script's own code: a checksum of the file's name, and the line."""
 
 
 def beat(step: int, phase: str = "step") -> None:
@@ -84,11 +87,11 @@ class Board:
         at = local_rank * SLOT
         for _ in range(3):
             n, step, phase, loop_ns, m = _LOOP.unpack_from(self._memory, at)
-            k, thread_ns, collectives, where, line, j = _THREAD.unpack_from(self._memory, at + _THREAD_AT)
+            k, thread_ns, collectives, where, file, line, j = _THREAD.unpack_from(self._memory, at + _THREAD_AT)
             if n == m and k == j:
                 self._last[local_rank] = Beat(
                     step=step if n else -1, phase=PHASES[phase], loop_s=loop_ns / 1e9, thread_s=thread_ns / 1e9,
-                    collectives=collectives, waiting=where == COLLECTIVE, line=line,
+                    collectives=collectives, waiting=where == COLLECTIVE, file=file, line=line,
                 )  # fmt: skip
                 break
         return self._last.get(local_rank, Beat())
@@ -115,11 +118,11 @@ class _Slot:
         while True:
             if count is None:
                 count = _counter()
-            where, line = _whereabouts(sys._current_frames().get(main))
+            where, file, line = _whereabouts(sys._current_frames().get(main))
             self._samples += 1
             _THREAD.pack_into(
                 self._memory, self._at + _THREAD_AT, self._samples, time.monotonic_ns(),
-                count() if count else 0, where, line, self._samples,
+                count() if count else 0, where, file, line, self._samples,
             )  # fmt: skip
             time.sleep(SAMPLE_S)
 
@@ -133,15 +136,14 @@ def _counter() -> Callable[[], int] | None:
     return collectives
 
 
-def _whereabouts(frame: FrameType | None) -> tuple[int, int]:
-    where, line, looked = OWN_CODE, 0, 0
+def _whereabouts(frame: FrameType | None) -> tuple[int, int, int]:
+    """Whether the frame is in a collective, and the file and line of the first code below it that is not a library."""
+    where, looked = OWN_CODE, 0
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         if looked < _LOOK_UP and name.startswith(_WAITING):
             where = COLLECTIVE
-        if looked < _LOOK_UP:
-            line = hash((line, frame.f_code.co_filename, frame.f_lasti)) & 0x7FFFFFFF
-        elif where == COLLECTIVE or looked >= _LOOK_UP:
-            break
+        if not name.startswith(_LIBRARIES):
+            return where, zlib.crc32(frame.f_code.co_filename.encode()), frame.f_lineno
         frame, looked = frame.f_back, looked + 1
-    return where, line
+    return where, 0, 0

@@ -11,17 +11,23 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from ckpt.errors import Refused
-from elastic.launch import forkserver
+from elastic.launch import forkserver, prctl
+from elastic.launch.process import look
 from elastic.launch.task import Task
 
+MARK = "TORCHRELAY_CREW"
+"""In the environment of every worker, and of all that it starts."""
 READY_S = 600.0
-_KILL_S = 5.0
+KILL_S = 5.0
+"""How long a worker that was sent SIGKILL is waited for."""
 _ANSWER_S = 2.0
 
 
@@ -48,8 +54,14 @@ class Crew:
         self._pids: dict[int, int] = {}  # local rank -> pid, of those that live
         self._pidfds: dict[int, int] = {}
         self._ended: list[Ended] = []
+        self._all: set[int] = set()  # every worker's pid so far, and of what it left behind
+        self._id = uuid.uuid4().hex
+        self._mark = f"{MARK}={self._id}".encode()
         self.hurry = False
         """Set to end a grace period at once, from a signal handler too."""
+        self.lost = False
+        """The fork server ended, and this generation with it."""
+        prctl.adopt_orphans()
         self._open()
 
     @property
@@ -72,8 +84,10 @@ class Crew:
         if self._server.poll() is not None:
             self._reopen()
         self.ready()
-        self._ended, self._started, self.hurry = [], {}, False
-        self._control.send_bytes(json.dumps({"start": [t.to_json() for t in tasks]}).encode())
+        self._ended, self.hurry, self.lost = [], False, False
+        self._started.clear()
+        lines = [replace(t, env={**t.env, MARK: self._id}).to_json() for t in tasks]
+        self._control.send_bytes(json.dumps({"start": lines}).encode())
         end = time.monotonic() + READY_S
         while not self._started:
             if not self._take(end - time.monotonic()):
@@ -117,7 +131,7 @@ class Crew:
         for pid in groups.values():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
-        self._until_gone(_KILL_S, may_hurry=False)
+        self._until_gone(KILL_S, may_hurry=False)
         stuck = sorted(self._pids)
         self._sweep()
         self._forget()
@@ -129,10 +143,11 @@ class Crew:
             self.stop(signal.SIGKILL, 0.0)
         self._control.close()  # the end of file makes it clean up
         try:
-            self._server.wait(_KILL_S)
+            self._server.wait(KILL_S if self._ready else 0.1)
         except subprocess.TimeoutExpired:
             self._server.kill()
             self._server.wait()
+            self._sweep_adopted()
         self._forget()
 
     def _open(self) -> None:
@@ -141,7 +156,9 @@ class Crew:
             os.set_inheritable(theirs.fileno(), True)
             command = [sys.executable, "-c", forkserver.command("elastic.launch.forkserver"), str(theirs.fileno()),
                        str(os.getpid()), self._method, json.dumps(self._preload)]  # fmt: skip
-            self._server = subprocess.Popen(command, pass_fds=(theirs.fileno(), *self._inherit), process_group=0)
+            # the kernel shows of a forked worker the environment that this process begins with
+            self._server = subprocess.Popen(command, pass_fds=(theirs.fileno(), *self._inherit), process_group=0,
+                                            env={**os.environ, MARK: self._id})  # fmt: skip
         self._control = Connection(ours.detach())
         self._ready: bool = False
         self._why_exec: str | None = None
@@ -167,6 +184,7 @@ class Crew:
         if "started" in message:
             for rank, pid in message["started"].items():
                 self._started[int(rank)] = self._pids[int(rank)] = pid
+                self._all.add(pid)
                 with contextlib.suppress(ProcessLookupError):  # ended, and reaped, already: it says so next
                     self._pidfds[int(rank)] = os.pidfd_open(pid)
         if "ended" in message:
@@ -184,6 +202,7 @@ class Crew:
 
     def _lost(self) -> None:
         """The fork server is gone, and with it, by the kernel's hand, its workers; how they ended nobody can tell."""
+        self.lost = True
         for rank, pid in list(self._pids.items()):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
@@ -213,8 +232,33 @@ class Crew:
         while self._swept is None:
             if not self._take(end - time.monotonic()):
                 self._server.kill()
-                self._reopen()
+                self._server.wait()
+                self._sweep_adopted()
                 return
+
+    def _sweep_adopted(self) -> None:
+        """Kill what the kernel made our children when the fork server died: only what carries this crew's mark."""
+        for _ in range(50):
+            mine = [pid for pid in forkserver.children(os.getpid()) if pid != self._server.pid and self._marked(pid)]
+            if not mine:
+                return
+            for pid in mine:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            time.sleep(0.01)
+
+    def _marked(self, pid: int) -> bool:
+        try:
+            if look(pid)[0] == "Z":  # which shows no environment
+                return pid in self._all or os.getpgid(pid) in self._all
+            if self._mark not in Path(f"/proc/{pid}/environ").read_bytes():
+                return False
+        except OSError:
+            return False
+        self._all.add(pid)
+        return True
 
     def _forget(self) -> None:
         for fd in self._pidfds.values():

@@ -57,12 +57,11 @@ _IDLE_MS = 1000
 def main() -> None:
     """Serve until the launcher is gone; in a forked worker: run its script, and end as Python would."""
     prctl.signal_when_parent_ends(signal.SIGCONT, int(sys.argv[2]))  # it may be stopped, and has to clean up
-    with contextlib.suppress(KeyboardInterrupt):
-        prctl.adopt_orphans()
-        server = _Server(Connection(int(sys.argv[1])), sys.argv[3])
-        server.load(json.loads(sys.argv[4]))
-        if (task := server.serve()) is None:
-            return
+    prctl.adopt_orphans()
+    server = _Server(Connection(int(sys.argv[1])), sys.argv[3])
+    server.load(json.loads(sys.argv[4]))
+    if (task := server.serve()) is None:
+        return
     from elastic.launch import worker
 
     worker.run(task)
@@ -157,7 +156,7 @@ class _Server:
         """Kill what workers have left behind (``everything``: the workers, too), and reap it; their pids."""
         swept: list[int] = []
         for _ in range(50):  # a killed child's own children become ours
-            mine = {pid for pid in _children(self._me) if everything or pid not in self._pids}
+            mine = {pid for pid in children(self._me) if everything or pid not in self._pids}
             if not mine:
                 break
             for pid in mine:
@@ -197,7 +196,7 @@ def _execute(task: Task) -> None:
         if task.kind == PROGRAM:
             os.execvpe(task.argv[0], list(task.argv), dict(task.env))
         env = {**task.env, WORKER_VARIABLE: task.to_json()}
-        os.execve(sys.executable, [sys.executable, "-u", "-c", command("elastic.launch.worker")], env)
+        os.execve(sys.executable, [sys.executable, "-c", command("elastic.launch.worker")], env)
     except OSError as error:
         print(f"{task.argv[0]}: {error.strerror}", file=sys.stderr, flush=True)
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
@@ -214,7 +213,8 @@ def command(module: str) -> str:
     )
 
 
-def _children(parent: int) -> list[int]:
+def children(parent: int) -> list[int]:
+    """Pids of all children of a process, zombies included."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,7 @@ class Outcome:
 
 
 class LocalHost:
-    """Implements ``torchelastic.Host``. ``waiting`` tells how many hosts wait to join."""
+    """Implements ``torchelastic.Host``. ``waiting`` tells how many hosts wait to join, ``lost`` which are silent."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -56,7 +56,8 @@ class LocalHost:
         self._began_s = 0.0
         self.outcome: Outcome | None = None
         """Set when nothing is to be started again."""
-        self.waiting = lambda: 0
+        self.waiting: Callable[[], int] = lambda: 0
+        self.lost: Callable[[], list[int]] = list
 
     # --- what torchelastic asks for -----------------------------------------------------------------------------------
 
@@ -100,6 +101,11 @@ class LocalHost:
         if not self._crew.pids and len(self._ends) == len(self._ranks):
             self.outcome = Outcome(status=DONE)
             return self._ended(again=False)
+        if lost := self.lost():
+            self._say(f"host {lost[0]} of the job is silent: all other ranks start again without it")
+            self._events.add("host_lost", hosts=lost)
+            self._failed = True
+            return {local: (pid, -signal.SIGTERM, True) for local, pid in self._crew.pids.items()}
         if (hang := self._hang()) is not None:
             return self._hung(hang)
         return None
@@ -165,10 +171,16 @@ class LocalHost:
 
     def _failure(self, end: Ended) -> dict[int, tuple[int, int, bool]]:
         words = self._last_words(end.local_rank)
+        if self._crew.lost:
+            words = {
+                "error": "LauncherDamaged",
+                "message": "the process that starts the ranks was ended",
+                "where": None,
+            }
         failure = Failure(
             rank=self._ranks[end.local_rank], local_rank=end.local_rank, pid=end.pid, status=end.status,
             step=self._step(), lived_s=time.monotonic() - self._began_s,
-            error=words and f"{words['error']}: {words['message']}", where=words and words["where"],
+            error=f"{words['error']}: {words['message']}" if words else None, where=words["where"] if words else None,
         )  # fmt: skip
         return self._after(failure)
 

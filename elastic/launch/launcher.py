@@ -41,10 +41,15 @@ def _run(options: Options, host: LocalHost) -> int:
             local_addr=options.local_addr, conf=options.conf, blind_s=options.blind_s,
         )  # fmt: skip
         host.waiting = handler.num_nodes_waiting
+        if isinstance(handler, torchelastic.Alone):
+            host.lost = handler.lost
         torchelastic.run(handler=handler, nproc=options.nproc, role=options.role,
                          max_restarts=options.max_restarts, host=host)  # fmt: skip
     except torchelastic.SignalException as stop:
         return _after_signal(host, stop.sigval)
+    except torchelastic.CUT_OFF as error:
+        print(_cut_off(error, options.endpoint), file=sys.stderr, flush=True)
+        return 1
     outcome = host.outcome or Outcome(status=1)
     if text := host.failure_text() if host.outcome else "":
         print(text, file=sys.stderr, flush=True)
@@ -61,6 +66,17 @@ def _after_signal(host: LocalHost, number: signal.Signals) -> int:
         return max(ends)
     print(f"elastic launch: ended by {number.name}; not every rank had saved", file=sys.stderr, flush=True)
     return exit_status(-number)
+
+
+def _cut_off(error: Exception, endpoint: str) -> str:
+    if type(error).__name__ == "RendezvousClosedError":
+        return "elastic launch: the job has ended on its other hosts; a new start needs another --rdzv-id"
+    cause = str(error.__cause__ or error).splitlines()[0]
+    return (
+        "elastic launch: cut off from the other hosts, so the ranks of this one were ended\n"
+        f"  rendezvous  {endpoint}\n  cause       {cause}\n"
+        "  next        start the same command again when the rendezvous can be reached"
+    )
 
 
 def _say_stopped() -> None:

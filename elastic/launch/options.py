@@ -35,7 +35,7 @@ class Options:
     redirect: int = 0
     tee: int = 0
     shutdown_s: float = 30.0
-    restart_grace_s: float = 1.0
+    restart_grace_s: float = 0.3
     hang_s: float | None = None
     """None: learned; infinity: nobody looks."""
     quiet_s: float = 600.0

@@ -12,11 +12,13 @@ import os
 import signal
 import socket
 import stat
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Protocol
 
 import torch.distributed as dist
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     SimpleElasticAgent,
@@ -25,9 +27,10 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerSpec,
     WorkerState,
 )
-from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing import SignalException as SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import (
+    RendezvousError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
@@ -45,6 +48,10 @@ PRIVATE: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Where they live -> names overridden, or attributes read and written, here."""
 
+_WAIT = timedelta(seconds=300)
+CUT_OFF = (RendezvousError, dist.DistError)
+"""What the agent's loop raises when the store cannot be reached, or the rendezvous is over."""
+BEAT_S = 1.0
 POLL_S = 0.001  # the agent's own sleep between two looks; the waiting is done in ``Host.watch``
 
 
@@ -119,10 +126,12 @@ def rendezvous(
     *, backend: str, endpoint: str, run_id: str, nodes: tuple[int, int], local_addr: str | None,
     conf: Mapping[str, Any], blind_s: float,
 ) -> RendezvousHandler:  # fmt: skip
-    """torchelastic's rendezvous of that name, fenced.
+    """torchelastic's rendezvous of that name, fenced; for one host that needs no store, one of ours.
 
     ``blind_s`` bounds how long a dead connection to the store is believed in.
     """
+    if backend == "c10d" and nodes == (1, 1):
+        return Alone(run_id, local_addr)
     parameters = RendezvousParameters(
         backend=backend, endpoint=endpoint, run_id=run_id, min_nodes=nodes[0], max_nodes=nodes[1],
         local_addr=local_addr, **conf,
@@ -132,40 +141,91 @@ def rendezvous(
     for fd in _tcp_sockets() - before:
         _notice_silence(fd, blind_s)
     # the static rendezvous has no rounds by which agents could agree on a generation
-    return handler if backend == "static" else Fenced(handler, local_addr)
+    if backend == "static":
+        return handler
+    lost_s = float(conf.get("keep_alive_interval", 5)) * float(conf.get("keep_alive_max_attempt", 3))
+    return Fenced(handler, local_addr, lost_s=lost_s)
 
 
-class Fenced(RendezvousHandler):
-    """Another rendezvous, with a store for the workers that is new in every generation.
+class Alone(RendezvousHandler):
+    """The rendezvous of one host, which has nobody to wait for: a new store for the workers of each generation.
 
-    Stock torchelastic gives all generations one store, in which a restarted rank reads the addresses of dead ones; and
-    publishes its address once, which a joining host waits for in vain.
+    Stock torchelastic gives all generations one store, in which a restarted rank reads the addresses of dead ones.
     """
 
-    def __init__(self, inner: RendezvousHandler, local_addr: str | None) -> None:
-        self._inner, self._addr = inner, local_addr
-        self._server: dist.TCPStore | None = None  # type: ignore[name-defined]
+    def __init__(self, run_id: str, local_addr: str | None) -> None:
+        self._run_id, self._addr = run_id, local_addr
+        self._server: TCPStore | None = None
+        self._closed = False
+
+    def lost(self) -> list[int]:
+        """There are no others."""
+        return []
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """As the other one does it; then rank 0 of the hosts opens the store of this generation."""
-        info = self._inner.next_rendezvous()
-        port = 0
-        if info.rank == 0:
-            self._server = dist.TCPStore(  # type: ignore[attr-defined]
-                self._addr or socket.getfqdn(), 0, is_master=True, wait_for_workers=False,
-                timeout=timedelta(seconds=300),
-            )  # fmt: skip
-            port = self._server.port
-        else:
-            self._server = None
-        store = dist.PrefixStore("torchrelay/workers", info.store)  # type: ignore[attr-defined]
-        found = RendezvousStoreInfo.build(info.rank, store, local_addr=self._addr, server_port=port)
-        return RendezvousInfo(info.store, info.rank, info.world_size, found)
+        """At once."""
+        store = HashStore()
+        self._server, found = _serve(self._addr, store, 0)
+        return RendezvousInfo(store, 0, 1, found)
 
     @property
     def use_agent_store(self) -> bool:
-        """True: the store is in rank 0's agent, and outlives the workers."""
+        """True: the store is in the agent, and outlives the workers."""
         return True
+
+    def get_backend(self) -> str:
+        """A name of its own."""
+        return "alone"
+
+    def is_closed(self) -> bool:
+        """After ``set_closed``."""
+        return self._closed
+
+    def set_closed(self) -> None:
+        """No more generations."""
+        self._closed = True
+
+    def num_nodes_waiting(self) -> int:
+        """Nobody ever waits."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """Of the job."""
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """The last store goes."""
+        self._closed, self._server = True, None
+        return True
+
+
+class Fenced(Alone):
+    """Another rendezvous, that of several hosts, with a store for the workers that is new in every generation.
+
+    Rank 0 of the hosts opens it and tells the others through the rendezvous, in a place of this generation: stock
+    torchelastic publishes its address once, and a joining host waits for it in vain.
+    """
+
+    def __init__(self, inner: RendezvousHandler, local_addr: str | None, *, lost_s: float) -> None:
+        super().__init__(inner.get_run_id(), local_addr)
+        self._inner, self._lost_s = inner, lost_s
+        self._hosts: _Hosts | None = None
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """As the other one does it."""
+        self._hosts = None
+        info = self._inner.next_rendezvous()
+        store = PrefixStore("torchrelay/workers", info.store)
+        self._server, found = _serve(self._addr, store, info.rank)
+        self._hosts = _Hosts(PrefixStore("torchrelay/hosts", info.store), info.rank, info.world_size, self._lost_s)
+        return RendezvousInfo(info.store, info.rank, info.world_size, found)
+
+    def lost(self) -> list[int]:
+        """Hosts of this generation, by group rank, that have not beaten for too long.
+
+        Torchelastic forgets a silent host, too, but starts nothing for it: the others would wait in their collective.
+        """
+        return [] if self._hosts is None else self._hosts.look()
 
     def get_backend(self) -> str:
         """Of the other one, as all below."""
@@ -177,19 +237,46 @@ class Fenced(RendezvousHandler):
 
     def set_closed(self) -> None:
         """See torch."""
-        self._inner.set_closed()
+        self._inner.set_closed()  # type: ignore[no-untyped-call]
 
     def num_nodes_waiting(self) -> int:
         """See torch."""
         return self._inner.num_nodes_waiting()
 
-    def get_run_id(self) -> str:
-        """See torch."""
-        return self._inner.get_run_id()
-
     def shutdown(self) -> bool:
         """See torch."""
+        self._server = None
         return self._inner.shutdown()
+
+
+class _Hosts:
+    """Each host counts in the store, once a second; the others look whether it moves. No clock is compared."""
+
+    def __init__(self, store: Store, rank: int, world: int, lost_s: float) -> None:
+        self._store, self._rank, self._lost_s = store, rank, lost_s
+        self._others = [n for n in range(world) if n != rank]
+        self._seen: dict[int, tuple[int, float]] = {n: (-1, time.monotonic()) for n in self._others}
+        self._due = 0.0
+
+    def look(self) -> list[int]:
+        now = time.monotonic()
+        if now >= self._due and self._others:
+            self._due = now + BEAT_S
+            self._store.add(str(self._rank), 1)
+            for n in self._others:
+                count = self._store.add(str(n), 0)
+                if count != self._seen[n][0]:
+                    self._seen[n] = (count, now)
+        return [n for n, (_, moved) in self._seen.items() if now - moved > self._lost_s]
+
+
+def _serve(addr: str | None, told: Store, rank: int) -> tuple[TCPStore | None, RendezvousStoreInfo]:
+    """The store of a generation's workers, opened by rank 0 of the hosts; and where it is."""
+    server = None
+    if rank == 0:
+        server = TCPStore(addr or socket.getfqdn(), 0, is_master=True, wait_for_workers=False, timeout=_WAIT)
+    port = server.port if server is not None else 0
+    return server, RendezvousStoreInfo.build(rank, told, local_addr=addr, server_port=port)
 
 
 def run(
@@ -219,6 +306,13 @@ def run(
 def workers_per_host(text: str) -> int:
     """A number, or what "cpu", "gpu", "auto" and the like mean on this host, as torchrun counts; ``ValueError``."""
     return int(determine_local_world_size(text))
+
+
+def hold_store(host: str, port: int, *, told: Callable[[int], object]) -> None:
+    """Serve a store until a signal ends the process; ``told`` gets its port."""
+    server = TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=_WAIT)
+    told(server.port)
+    signal.pause()
 
 
 def collectives() -> int:

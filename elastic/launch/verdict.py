@@ -7,6 +7,7 @@ the same step three times in a row is a crash loop, whatever is left of the budg
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import dataclass
 
@@ -43,8 +44,9 @@ class Failure:
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """Equal for the same error at the same step."""
-        return (self.step, self.rank, self.how, (self.error or "").partition("\n")[0], self.where)
+        """Equal for the same error at the same step; numbers in its text, such as ports and times, do not count."""
+        error = re.sub(r"\d+", "#", (self.error or "").partition("\n")[0])
+        return (self.step, self.rank, self.how, error, self.where)
 
 
 def signal_name(number: int) -> str:

@@ -4,8 +4,9 @@ Ranks that train together stand still together when one of them does: what tells
 entered collective n and who did not. A verdict needs that no rank of the host has moved on for longer than the limit,
 and a rank that the others wait for, found by, in this order: it is stopped, or in uninterruptible sleep; its
 interpreter does not run (a held lock); it is behind in steps or collectives, outside of any; it is outside of any
-collective while others are inside; it has gone past a step with fewer collectives than others. Where all wait alike,
-the cause is on another host, or in the network, and nothing is said.
+collective while others are inside; it has gone past a step with fewer collectives than others; it waits in another
+place of the script than most. Where all wait alike, the cause is on another host, or in the network, and nothing is
+said.
 
 The limit is max(floor, 3 x the 99th percentile of step times), or of the longest pause between collectives where steps
 are not known; learned from five steps on. Before the first step of a generation, and in saves and loads, the limit is
@@ -15,7 +16,7 @@ are not known; learned from five steps on. Before the first step of a generation
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -156,7 +157,7 @@ class Watch:
             most = max(b.collectives for r, b in beats.items() if r not in ahead)
             if skipped := [r for r, b in ahead.items() if b.collectives <= most]:
                 return dict.fromkeys(skipped, f"it is at step {first[0]} after fewer collectives: it skipped one")
-        return {}
+        return _elsewhere(beats) if not own and len(ahead) == len(beats) else {}
 
     def _busy(self, local: int, reading: Reading, now_s: float) -> bool:
         """Whether Python runs there and CPU time is used: work, for all that can be seen from outside."""
@@ -169,6 +170,22 @@ class Watch:
         step = max((readings[r].beat.step for r in readings), default=-1)
         return Hang(ranks=tuple(sorted(why)), why=dict(why), still_s=still, limit_s=self.limit_s or self._quiet_s,
                     step=None if step < 0 else step)  # fmt: skip
+
+
+def _elsewhere(beats: Mapping[int, Beat]) -> dict[int, str]:
+    """All wait, but not in the same collective: who is in another place than most, or further on in the script."""
+    places = Counter((b.file, b.line) for b in beats.values())
+    if len(places) < 2 or len({b.collectives for b in beats.values()}) > 1:
+        return {}
+    (most, count), (_, next_count) = places.most_common(2)
+    if count > next_count:
+        odd = {r for r, b in beats.items() if (b.file, b.line) != most}
+    elif len({b.file for b in beats.values()}) == 1:
+        last = max(b.line for b in beats.values())
+        odd = {r for r, b in beats.items() if b.line == last}
+    else:
+        return {}
+    return {r: f"it waits in another collective than others, at line {beats[r].line}: it skipped one" for r in odd}
 
 
 def _p99(values: deque[float]) -> float:

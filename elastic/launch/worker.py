@@ -1,4 +1,4 @@
-"""A worker before its script and after it: it looks to the script like ``python -u script.py arguments``."""
+"""A worker before its script and after it: to the script it is ``python script.py arguments``, with lines flushed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import traceback
 import types
 from typing import NoReturn
 
-from elastic.launch import beats
+from elastic.launch import beats, prctl
 from elastic.launch.forkserver import WORKER_VARIABLE
 from elastic.launch.task import MODULE, Task
 
@@ -29,11 +29,12 @@ def run(task: Task) -> NoReturn:
     """Run the script to its end; ends the process as the script ends."""
     os.environ.clear()
     os.environ.update(task.env)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
-        signal.signal(number, {signal.SIGINT: signal.default_int_handler, signal.SIGPIPE: signal.SIG_IGN}.get(
-            number, signal.SIG_DFL))  # fmt: skip
+    prctl.call_itself(f"rank{task.env.get('RANK', task.local_rank)} {os.path.basename(task.argv[0])}")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     _reseed()
     if task.stacks_fd >= 0:
         faulthandler.register(DUMP_SIGNAL, file=task.stacks_fd, all_threads=True, chain=False)

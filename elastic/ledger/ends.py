@@ -53,16 +53,16 @@ def end_of(attempt: Attempt, following: Attempt | None) -> End:
     own = next(((at, rank, error) for at, rank, error in errors if not _aftermath(error)), None)
     if own is not None and noticed is not None and own[0] <= noticed + 1.0:
         at, who, error = own
-        said = error.message.splitlines()[0][:160] if error.message else ""
+        said = printable(error.message.splitlines()[0][:160]) if error.message else ""
         return End(how="failure", died=at, last_step_at=min(at, last_step_at), noticed=at, gone=max(at, attempt.last),
-                   rank=who, cause=f"{error.error}: {said}".rstrip(": "))  # fmt: skip
+                   rank=who, cause=f"{printable(error.error)}: {said}".rstrip(": "))  # fmt: skip
     silent = sorted(attempt.stays.keys() - {rank for _, rank, _ in errors} - {rank for _, rank, _ in signals})
     rank = silent[0] if len(silent) == 1 else None
     limit = math.inf if following is None else max(following.born, last_step_at)
     usual = usual_step_s(attempt) or 0.0
     if noticed is not None:
         asked = not silent and signals and signals[0][0] <= noticed
-        cause = f"{signals[0][2]}: the state was not saved in time" if asked else _killed(rank, attempt)
+        cause = f"{printable(signals[0][2])}: the state was not saved in time" if asked else _killed(rank, attempt)
         seen = min(last_step_at, noticed)
         died = noticed if asked else seen + min(usual, noticed - seen) / 2  # at any moment of the step after the last
         return End(how="failure", died=died, last_step_at=seen, noticed=noticed, rank=rank, cause=cause,
@@ -74,21 +74,24 @@ def end_of(attempt: Attempt, following: Attempt | None) -> End:
                gone=max(died, min(attempt.last, limit)), certain=known)  # fmt: skip
 
 
+def printable(text: str) -> str:
+    """The text without characters that could move a terminal's cursor: it comes from files."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
 def usual_step_s(attempt: Attempt) -> float | None:
-    """Mean time of its steps but the first, data wait included; None for no step."""
-    rows = [row for _, _, row in attempt.lead.of(Steps)]
-    rows = rows[1:] if len(rows) > 1 and rows[0].n == 1 else rows
-    if n := sum(row.n for row in rows):
-        return sum(row.seconds + row.data_s for row in rows) / n
-    seen = attempt.seen
-    return (seen.seconds + seen.data_s) / seen.n if seen is not None and seen.n else None
+    """Mean time of its steps but the first, data wait included; None where there is no more than a first one."""
+    rows = [row for _, _, row in rows_of(attempt)]
+    rows = rows[1:] if rows and rows[0].n == 1 else rows
+    n = sum(row.n for row in rows)
+    return sum(row.seconds + row.data_s for row in rows) / n if n else None
 
 
 def _clean(attempt: Attempt, at: float, data: Finished | Stopped, last_step_at: float) -> End:
     asked = sorted((t, q.source) for s in attempt.stays.values() for t, _, q in s.of(StopRequested))
     how: How = "finished" if isinstance(data, Finished) else "notice" if data.status else "stopped"
     return End(how=how, died=at, last_step_at=min(at, last_step_at), gone=at, noticed=asked[0][0] if asked else None,
-               cause=asked[0][1] if asked and how != "finished" else "")  # fmt: skip
+               cause=printable(asked[0][1]) if asked and how != "finished" else "")  # fmt: skip
 
 
 _COLLECTIVE = re.compile(r"gloo|nccl|connection|peer|timed? ?out|process ?group|socket|store", re.IGNORECASE)
@@ -120,7 +123,7 @@ def rows_of(attempt: Attempt) -> list[tuple[float, int, Steps]]:
         late = failed is not None and told > failed[0] - 0.1
         at, done = (_complete(attempt, at, step, row, told) if late else told), step
         rows.append((at, done, row))
-    if lead.first(Finished) or lead.first(Stopped):
+    if any(isinstance(said.event.data, (Finished, Stopped)) for said in lead.said):
         return rows
     others = [s.of(Steps)[-1] for s in attempt.stays.values() if s is not lead and s.of(Steps)]
     best = max(others, key=lambda other: other[1], default=None)

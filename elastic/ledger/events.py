@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, ClassVar
 
 SCHEMA = "elastic.ledger/1"
@@ -106,8 +107,9 @@ class Steps:
     ``seconds`` is the sum, ``min_s`` and ``max_s`` of one step; ``data_s`` was spent waiting for batches,
     ``boundary_s`` between steps (agreement, copies of saves); neither is part of ``seconds``. ``save_s`` is the part
     of ``boundary_s`` in which training stood still for a save, ``cpu_s`` the CPU time of the training thread within
-    ``seconds``. ``times`` holds the distribution of whole steps without save stalls, data wait and boundary included
-    (:class:`elastic.ledger.quantiles.Quantiles`). None: not measured.
+    ``seconds`` (evaluations included, which ``seconds`` leaves out). ``times`` holds the distribution of whole steps
+    without save stalls, data wait and boundary included (:class:`elastic.ledger.quantiles.Quantiles`). None: not
+    measured.
     """
 
     kind: ClassVar[str] = "steps"
@@ -317,10 +319,15 @@ def decode(line: str) -> Event:
 def _made(cls: Any, row: dict[str, Any], **more: Payload) -> Any:
     """An instance of ``cls`` from the fields that ``row`` has, each read as what it is declared to be."""
     try:
-        known = {f.name: _READ[f.type](row[f.name]) for f in fields(cls) if f.type in _READ and f.name in row}
+        known = {name: read(row[name]) for name, read in _readers(cls) if name in row}
         return cls(**known, **more)
     except (TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"no {cls.__name__}: {error}") from None
+
+
+@lru_cache
+def _readers(cls: Any) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+    return tuple((f.name, _READ[f.type]) for f in fields(cls) if f.type in _READ)
 
 
 def _optional(read: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from elastic.ledger.attempts import Attempt, story
 from elastic.ledger.ends import End, end_of, rows_of, usual_step_s
@@ -20,12 +21,12 @@ CAUSES: Mapping[str, str] = {
     "evaluation": "evaluations",
     "data": "waiting for batches",
     "save": "standing still for saves",
-    "lost": "steps done again, and the step in which a rank died",
+    "lost": "steps done again, or left half done",
     "rollback": "steps given up by going back on purpose",
     "detect": "until a failure was noticed",
-    "restart": "ending old processes, starting new ones, warming up",
-    "load": "choosing, reading and verifying a checkpoint",
-    "wait": "no job: waiting for machines or for somebody to start it",
+    "restart": "old processes out, new ones in, warming up",
+    "load": "choosing and reading a checkpoint",
+    "wait": "no job: waiting for machines, or for somebody",
     "other": "between steps, and what nothing explains",
 }
 """Cause -> what it is; the first two are productive."""
@@ -113,11 +114,13 @@ def account(events: Iterable[Event]) -> Account:
     book = _Book(told.attempts[0].born, list(told.notes))
     ends = [end_of(a, b) for a, b in zip(told.attempts, [*told.attempts[1:], None], strict=True)]
     kept = _kept(told.attempts, ends)
+    usual = [usual_step_s(a) for a in told.attempts]
+    anywhere = median([u for u in usual if u is not None] or [math.inf])
     for n, attempt in enumerate(told.attempts):
         book.attempt = attempt.number
         if n:
             _gap(book, attempt, told.attempts[n - 1], ends[n - 1])
-        _live(book, attempt, ends[n], *kept[n])
+        _live(book, attempt, ends[n], usual[n] or anywhere, *kept[n])
     parts, by_attempt = [], _by_attempt(book.slices)
     for attempt, end, (until, _) in zip(told.attempts, ends, kept, strict=True):
         mine = by_attempt.get(attempt.number, [])
@@ -181,7 +184,7 @@ def _gap(book: _Book, attempt: Attempt, before: Attempt, end: End) -> None:
     book.lay(attempt.born, "restart", "respawn")
 
 
-def _live(book: _Book, attempt: Attempt, end: End, kept: float, on_purpose: bool) -> None:
+def _live(book: _Book, attempt: Attempt, end: End, usual: float, kept: float, on_purpose: bool) -> None:
     lead = attempt.lead
     if lead.entered is not None:
         book.lay(lead.entered, "restart", "start")
@@ -190,7 +193,7 @@ def _live(book: _Book, attempt: Attempt, end: End, kept: float, on_purpose: bool
         return
     book.lay(lead.resumed, "load", "load")
     gone = "rollback" if on_purpose else "lost"
-    usual, stalls = usual_step_s(attempt), {step: s.stall_s for step, s in _saves(attempt).items()}
+    stalls = {step: s.stall_s for step, s in _saves(attempt).items()}
     evaluated = [(at, e.seconds) for at, _, e in lead.of(Evaluated)]
     for n, (at, step, row) in enumerate(rows_of(attempt)):
         told = sum(s for t, s in evaluated if book.at < t <= at) if evaluated else 0.0
@@ -207,7 +210,7 @@ def _live(book: _Book, attempt: Attempt, end: End, kept: float, on_purpose: bool
 
 
 def _shared(
-    row: Steps, window: float, evaluation: float, stall_s: float, *, first: bool, usual: float | None
+    row: Steps, window: float, evaluation: float, stall_s: float, *, first: bool, usual: float
 ) -> dict[str, float]:
     """The parts of one row's window; ``over``: how much more they were than it."""
     save = row.save_s if row.save_s is not None else stall_s
@@ -217,7 +220,7 @@ def _shared(
     }  # fmt: skip
     inside = min(evaluation, row.seconds, max(0.0, sum(parts.values()) - window))
     parts["training"] -= inside  # an evaluation within the body of a step was measured twice
-    if first and usual is not None and row.n == 1:
+    if first and row.n == 1:
         parts["restart"] = min(parts["training"], max(0.0, row.seconds + row.data_s - usual))
         parts["training"] -= parts["restart"]
     rest = window - math.fsum(parts.values())
@@ -249,10 +252,10 @@ def _close(book: _Book, attempt: Attempt, end: End) -> None:
     book.lay(end.gone, "other" if end.how != "running" else "training")
 
 
-def _die(book: _Book, attempt: Attempt, end: End, kept: float, gone: str, usual: float | None) -> None:
+def _die(book: _Book, attempt: Attempt, end: End, kept: float, gone: str, usual: float) -> None:
     """After the last row of a start that failed."""
     told = max((step for _, step, _ in rows_of(attempt)), default=attempt.resumed_step or 0)
-    if not end.certain and usual and told < kept < math.inf:  # steps that nobody told of, and that were saved
+    if not end.certain and told < kept < math.inf:  # steps that nobody told of, and that were saved
         book.lay(min(end.died, book.at + (kept - told) * usual), "training")
     book.lay(end.died, gone if gone == "rollback" else "lost")
     if end.noticed is not None:

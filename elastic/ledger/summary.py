@@ -54,6 +54,11 @@ class StepTimes:
         except OSError as error:
             _log.debug("how far this process comes is not kept on this host: %s", error)
 
+    def begin_body(self) -> None:
+        """The batch is there, the body of a step begins."""
+        if self._cpu_at is not None:
+            self._cpu_at = time.thread_time()
+
     def add(self, *, body_s: float, data_s: float) -> None:
         """One step: its body, and the wait for its batch."""
         self._n += 1
@@ -71,8 +76,6 @@ class StepTimes:
         """Time between two steps, a save's stall included."""
         self._boundary_s += seconds
         self._since_s += seconds
-        if self._cpu_at is not None:
-            self._cpu_at = time.thread_time()
         self._tell()
 
     def add_save(self, seconds: float) -> None:
@@ -131,7 +134,8 @@ class Metrics:
         while self._waiting and self._waiting[0][0] < before:
             step, values = self._waiting.pop(0)
             numbers = {name: later.read() for name, later in values.items()}
-            _log.log(self._level, "step %d  %s", step, "  ".join(f"{k}={v:.6g}" for k, v in numbers.items()))
+            if _log.isEnabledFor(self._level):
+                _log.log(self._level, "step %d  %s", step, "  ".join(f"{k}={v:.6g}" for k, v in numbers.items()))
             for name, x in numbers.items():
                 row = self._rows.get(name)
                 self._rows[name] = one(name, x) if row is None else _with(row, x)

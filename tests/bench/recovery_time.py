@@ -3,7 +3,7 @@
     python -m tests.bench.recovery_time --ranks 2 --rounds 10 --out out/launch/recovery.jsonl
     python -m tests.bench.recovery_time --show out/launch/recovery.jsonl
 
-Contenders: ``ours``: elastic launch; ``init``: torchrun with elastic.init and elastic.Run; ``workaround``: torchrun with
+Contenders: ``ours``: elastic launch; ``init``: torchrun with elastic.init and elastic.Run; ``workaround``: torchrun,
 ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` and plain DCP; ``stock``: torchrun and plain DCP as they come. A line for each
 run is appended at once, so a campaign may be stopped and taken up again.
 
@@ -160,7 +160,7 @@ def main() -> None:
                 number = signal.Signals[args.signal].value
                 result = measure(contender, args.ranks, done + n, number, args.patience)
                 with args.out.open("a") as file:
-                    file.write(json.dumps({**result, "t": time.time(), "load": os.getloadavg()[0]}) + "\n")
+                    file.write(json.dumps({**result, "t": time.time(), "loadavg": os.getloadavg()[0]}) + "\n")
                 print(json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in result.items()}))
     print(show(args.show or args.out))
 

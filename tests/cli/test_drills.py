@@ -30,14 +30,14 @@ def drills(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
         (("run", "kill-any-rank", "--", "torchrun", "train.py"), "{url} and {log}"),
         (("run", "kill-any-rank", "--", "python", "train.py", "{url}"), "placeholder {log}"),
         (("run", "kill-any-rank"), "placeholder"),
-        (("run", "kill-no-rank", *GOOD), "kill-any-rank, flip-restored-byte"),
+        (("run", "kill-no-rank", *GOOD), "kill-any-rank, kill-rank-0"),
         (("run", "kill-any-rank", "--skip", "sample", *GOOD), "samples"),
         (("run", "kill-any-rank", "--budget", "soon", *GOOD), "write 90s, 5m or 1h"),
         (("run", "kill-any-rank", "--storage-option", "key", *GOOD), "KEY=VALUE"),
         (("run", "kill-any-rank", "--nproc", "2", *GOOD), "{nproc}"),
         (("run", "kill-any-rank", "--", "no-such-program", "{url}", "{log}"), "no program 'no-such-program'"),
         (("run", "kill-any-rank", "--", "torchrun", "--nproc-per-node", "{nproc}", "{url}", "{log}"), "--nproc 2"),
-        (("show", "nothing"), "there is no drill"),
+        (("describe", "nothing"), "there is no drill"),
         (("report", "/no/such/folder"), "does not exist"),
     ],
 )
@@ -106,7 +106,7 @@ def test_a_bug_of_the_tool_is_not_reported_as_a_failed_drill(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("drills.book.find", lambda name: 1 / 0)
-    assert drills(monkeypatch, "show", "kill-any-rank") == 70
+    assert drills(monkeypatch, "describe", "kill-any-rank") == 70
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 
@@ -116,20 +116,21 @@ def test_lists_are_for_people_and_programs(monkeypatch: pytest.MonkeyPatch, caps
     assert drills(monkeypatch, "list", "--json") == 0
     doc = json.loads(capsys.readouterr().out)
     assert doc["schema"] == "drills.list/1"
-    assert {"name": "flip-restored-byte", "meant_to_fail": True}.items() <= doc["drills"][1].items()
+    assert {"name": "flip-restored-byte", "meant_to_fail": True}.items() <= doc["drills"][-1].items()
+    assert {d["name"] for d in doc["drills"] if d["needs"] == "s3"} >= {"storage-503-storm", "storage-truncates"}
 
 
-def test_show_names_every_check_and_what_it_looks_at(
+def test_describe_names_every_check_and_what_it_looks_at(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert drills(monkeypatch, "show", "flip-restored-byte") == 0
+    assert drills(monkeypatch, "describe", "flip-restored-byte") == 0
     out = capsys.readouterr().out
     assert "meant to fail" in out
     assert "  samples               Each step saw the samples" in out
     assert "oracle sees" in out
 
 
-@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["list"], ["show", "kill-any-rank"]])
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["list"], ["describe", "kill-any-rank"]])
 def test_talking_about_drills_imports_no_torch(words: list[str]) -> None:
     code = f"""
 import sys

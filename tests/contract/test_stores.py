@@ -10,7 +10,7 @@ import pytest
 from ckpt.errors import NoContainer, StorageError
 from ckpt.store import Store, open_store
 from ckpt.testing import StoreTests
-from tests.faultproxy import FaultProxy, Status, any_request
+from drills.faults.proxy import FaultProxy, Status, any_request
 from tests.s3server import S3, S3Server
 
 

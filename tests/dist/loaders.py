@@ -1,7 +1,7 @@
 """``loaders.py KIND WORKERS URL LOG STEPS [APPROXIMATE]``: trains on what a loader gives, and logs every sample.
 
-``elastic``: an ``ElasticSampler`` over samples that augment themselves in the workers. ``map`` and ``stream``: torchdata's
-loader over a list that is shuffled anew each epoch, and over a stream that says where it is.
+``elastic``: an ``ElasticSampler`` over samples that augment themselves in the workers. ``map`` and ``stream``:
+torchdata's loader over a list that is shuffled anew each epoch, and over a stream that says where it is.
 """
 
 from __future__ import annotations
@@ -90,6 +90,8 @@ def main() -> None:
     torch.manual_seed(1)
     model = nn.Linear(1, 1, dtype=torch.float64)
     optim = torch.optim.SGD(model.parameters(), lr=1e-3)
+    random.seed(2 + rank)
+    np.random.seed(2 + rank)
     torch.manual_seed(2 + rank)
     loader = make(kind, int(workers), rank, world)
     state = ckpt.State(model=model, optim=optim, data=ckpt.PerRank(loader, approximate=True) if approximate else loader)

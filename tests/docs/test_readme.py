@@ -63,7 +63,7 @@ def test_code_block(n: int, tmp_path: Path) -> None:
 
 
 def test_there_are_blocks() -> None:
-    assert len(BLOCKS) == 4
+    assert len(BLOCKS) == 5
 
 
 @pytest.mark.parametrize("command", sorted(set(re.findall(r"`((?:ckpt|elastic|drills) [a-z][a-z-]*)", README))))

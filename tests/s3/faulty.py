@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 import ckpt
+from drills.faults.proxy import CutResponse, FaultProxy, LostReply, Request, Reset, Stall, Status, any_request, is_get
 from tests.dist import gpt
-from tests.faultproxy import CutResponse, FaultProxy, LostReply, Request, Reset, Stall, Status, any_request, is_get
 from tests.ranks import run_ranks
 from tests.s3server import S3
 

@@ -10,7 +10,7 @@ import torch
 import ckpt
 from ckpt import cli
 from ckpt.store import open_store
-from tests.faultproxy import FaultProxy, Request, is_list
+from drills.faults.proxy import FaultProxy, Request, is_list
 from tests.s3server import S3
 
 pytestmark = pytest.mark.s3

@@ -17,7 +17,7 @@ import pytest
 from ckpt.errors import AccessDenied, Incomplete, NoContainer, ObjectMissing, StorageError, Unreachable
 from ckpt.store import Entry, Store, conditional_put_works, open_store
 from ckpt.testing import parallel
-from tests.faultproxy import (
+from drills.faults.proxy import (
     Action,
     CutResponse,
     FaultProxy,

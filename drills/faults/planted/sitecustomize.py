@@ -144,5 +144,7 @@ def _the_other_one() -> None:
 
 
 _the_other_one()
+if "TORCHRELAY_GATE" in os.environ or "TORCHRELAY_CLOCK" in os.environ:
+    importlib.import_module("torchrelay_planted").start()
 if EVIDENCE:
     sys.meta_path.insert(0, _AfterImport())

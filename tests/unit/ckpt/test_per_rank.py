@@ -160,6 +160,25 @@ def test_a_shuffle_buffer_that_cannot_be_stated_is_reported(tmp_path: Path, work
     assert what.startswith("data: its dataset has no state_dict")
 
 
+def test_a_shuffled_data_set_of_hugging_face_is_reported(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def rows() -> Iterator[dict[str, int]]:
+        yield from ({"n": n} for n in range(40))
+
+    def make(shuffled: bool) -> Any:
+        data = datasets.IterableDataset.from_generator(rows)
+        return loader(data.shuffle(seed=1, buffer_size=8).take(30) if shuffled else data, 0)
+
+    for shuffled in (True, False):
+        saved = make(shuffled)
+        next(iter(saved))
+        said = roundtrip(tmp_path / str(shuffled), ckpt.State(data=saved), ckpt.State(data=make(shuffled))).inexact
+        assert [w.partition(" leaves")[0] for w in said] == [
+            "data: the state of a shuffled Hugging Face data set"
+        ] * shuffled
+
+
 def test_batches_in_any_order_are_reported(tmp_path: Path) -> None:
     saved, target = (loader(list(range(9)), 2, in_order=False) for _ in range(2))
     take(iter(saved), 1)
@@ -169,7 +188,7 @@ def test_batches_in_any_order_are_reported(tmp_path: Path) -> None:
 
 def test_asking_for_a_position_moves_no_random_stream(tmp_path: Path) -> None:
     """torchdata builds an iterator when it is asked before the first batch, and that draws numbers."""
-    saved, target = (loader(list(range(40)), 0, shuffle=True, generator=torch.Generator()) for _ in range(2))
+    saved, target = (loader(list(range(40)), 0, shuffle=True) for _ in range(2))
     take(iter(saved), 2)
     torch.manual_seed(5)
     roundtrip(tmp_path, ckpt.State(data=saved), ckpt.State(data=target))
@@ -177,3 +196,15 @@ def test_asking_for_a_position_moves_no_random_stream(tmp_path: Path) -> None:
     with ckpt.open(str(tmp_path / "run")) as store:
         store.load(ckpt.State(data=target))
         assert torch.equal(torch.rand(3), want)
+
+
+def test_a_stream_that_building_an_iterator_draws_from_is_put_back(tmp_path: Path) -> None:
+    """A DataLoader draws the seed of its workers from its generator whenever an iterator over it is built."""
+    saved, target = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
+    torch.rand(3, generator=saved)
+    state = ckpt.State(g=target)
+    roundtrip(tmp_path, ckpt.State(g=saved), state)
+    iter(torch.utils.data.DataLoader([1, 2, 3], generator=target))
+    assert not torch.equal(target.get_state(), saved.get_state())
+    state.restore_rng()
+    assert torch.equal(target.get_state(), saved.get_state())

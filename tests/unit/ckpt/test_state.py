@@ -308,8 +308,9 @@ class Level(enum.IntEnum):
         frozenset({1}),
         10**2000,
         lambda: 1,
+        b"",
     ],
-    ids=["enum", "namedtuple", "defaultdict", "frozenset", "huge int", "function"],
+    ids=["enum", "namedtuple", "defaultdict", "frozenset", "huge int", "function", "no bytes"],
 )
 def test_what_a_load_would_refuse_is_refused_by_the_save(tmp_path: Path, value: Any) -> None:
     state = ckpt.State(deep={"list": [1]})

@@ -8,6 +8,7 @@ import pytest
 
 from drills.book import BOOK
 from drills.checks import CHECKS, EXIT_STATUS, Check, Verdict, judge, overall
+from drills.checks.recovery import last_words
 from drills.history import Record
 from drills.timeline import Log
 from tests.unit.drills.records import (
@@ -25,6 +26,7 @@ from tests.unit.drills.records import (
     with_lines,
 )
 
+ASKED_ELSEWHERE = ("no restart", "nothing again", "old start gave up")
 KILL, FLIP = BOOK["kill-any-rank"], BOOK["flip-restored-byte"]
 
 
@@ -39,7 +41,7 @@ def not_passed(record: Record) -> set[str]:
 def test_a_good_drill_passes_every_check() -> None:
     found = judge(good(), KILL)
     assert [c.name for c in found if c.verdict is not Verdict.PASS] == []
-    assert {c.name for c in found} == CHECKS.keys() - {"deterministic", "oracle sees"}
+    assert {c.name for c in found} == CHECKS.keys() - {"deterministic", "oracle sees", *ASKED_ELSEWHERE}
     assert overall(found, good()) is Verdict.PASS
     assert EXIT_STATUS[Verdict.PASS] == 0
 
@@ -290,12 +292,35 @@ def test_control_runs_that_differ_in_one_tensor_are_found_without_a_log() -> Non
     assert verdicts(record)["deterministic"].verdict is Verdict.UNKNOWN
 
 
+SAID = """Traceback (most recent call last):
+  File "train.py", line 4, in <module>
+ckpt.errors.NotProven: [C-F] what was restored is not what was saved
+  rng.rank00001  torch: differs
+  next           do not train on this state
+W1201 something of the launcher
+Traceback (most recent call last):
+  File "run.py", line 1, in main
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============
+train.py FAILED
+"""
+
+
+def test_last_words_are_those_of_a_worker_with_its_facts() -> None:
+    assert last_words(replace(drilled(), said=SAID)) == (
+        "ckpt.errors.NotProven: [C-F] what was restored is not what was saved; rng.rank00001 torch: differs"
+    )
+    assert last_words(replace(drilled(), said="x\nValueError: no data\nhint: none")) == "ValueError: no data"
+    assert last_words(replace(drilled(), said="")) == "none"
+
+
 PLANTED = {"tensor": "w", "index": [3, 1], "said": "bit 11 of w[3, 1] flipped", "t": KILLED + 2}
 
 
 def test_a_planted_bit_that_is_found_is_a_failure_as_meant() -> None:
     record = with_diff("model.w")
     record.evidence["flip-restored-bit"] = PLANTED
+    record.healed["flip-restored-bit"] = "nothing to undo"
     found = {c.name: c for c in judge(record, FLIP)}
     assert found["oracle sees"].verdict is Verdict.PASS
     assert overall(found.values(), record) is Verdict.FAIL
@@ -304,6 +329,7 @@ def test_a_planted_bit_that_is_found_is_a_failure_as_meant() -> None:
 def test_a_planted_bit_that_is_not_found_breaks_the_harness() -> None:
     record = good()
     record.evidence["flip-restored-bit"] = PLANTED
+    record.healed["flip-restored-bit"] = "nothing to undo"
     found = {c.name: c for c in judge(record, FLIP)}
     assert found["oracle sees"].verdict is Verdict.BROKE
     assert overall(found.values(), record) is Verdict.BROKE

@@ -121,6 +121,7 @@ def test_a_page_of_many_steps_stays_small() -> None:
 def test_a_drill_that_is_meant_to_fail_says_so_on_top() -> None:
     record = good(compared={("control", "drilled"): compared(pair(10), pair(20, element("model.w"), epoch=2))})
     record.evidence["flip-restored-bit"] = {"tensor": "w", "index": [0], "said": "bit 11 of w[0] flipped", "t": KILLED}
+    record.healed["flip-restored-bit"] = "nothing to undo"
     checks = judge(record, FLIP)
     said = dict(head(record, FLIP, checks))
     assert said["meant"].startswith("This drill is meant to fail, and did as it should: model.w differs.")
@@ -159,8 +160,9 @@ def test_the_terminal_gets_plain_text_when_it_is_none(capsys: pytest.CaptureFixt
 
 def test_the_replay_line_pins_what_was_drawn_and_keeps_what_was_asked() -> None:
     p = plan(control_runs=2, resubmit=1, skip=("samples",), default_url=False, url_base="s3://b/x/kill-any-rank-1",
+             storage_options=(("endpoint_url", "http://h:1"), ("secret", "***")),
              command=("python", "a b.py", "{url}", "--x={log}"))  # fmt: skip
     assert replay_line(p, {"step": 3, "rank": 1}) == (
         "drills run kill-any-rank --seed 7 --at-step 3 --rank 1 --control-runs 2 --resubmit 1 --url-base s3://b/x"
-        " --skip samples -- python 'a b.py' {url} '--x={log}'"
+        " --storage-option endpoint_url=http://h:1 --skip samples -- python 'a b.py' {url} '--x={log}'"
     )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drills.schedule import When, draw
+from drills.schedule import When, draw, draw_again
 
 
 @given(seed=st.integers(0, 2**40), last=st.integers(10, 5000), world=st.integers(1, 64), data=st.data())
@@ -43,6 +43,34 @@ def test_from_the_start_needs_no_commit() -> None:
     assert moment.lowest == 1
     assert not moment.needs_commit
     assert not draw(1, When(), last_step=60, world=2, first_commit=None).needs_commit
+
+
+def test_a_drill_of_several_commits_strikes_between_them_and_the_next() -> None:
+    every = (10, 20, 30, 40, 50, 60)
+    for seed in range(40):
+        moment = draw(seed, When(commits=3), last_step=60, world=2, first_commit=10, committed=every)
+        assert 30 < moment.step < 40
+    with pytest.raises(ValueError, match="more than 6 committed steps"):
+        draw(1, When(commits=6), last_step=60, world=2, first_commit=10, committed=every)
+
+
+def test_a_strike_inside_a_save_leaves_a_save_to_come() -> None:
+    for seed in range(40):
+        moment = draw(seed, When(phase="save"), last_step=60, world=2, first_commit=10, committed=(10, 20, 30))
+        assert 10 < moment.step < 30
+
+
+def test_later_strikes_have_dice_of_their_own() -> None:
+    drawn = {draw_again(seed, number, When(), world=4) for seed in range(5) for number in (1, 2)}
+    assert len(drawn) == 10
+    assert draw_again(7, 1, When(), world=4) == draw_again(7, 1, When(), world=4)
+    assert draw_again(7, 1, When(rank=3), world=4)[0] == 3
+
+
+@pytest.mark.parametrize("wrong", [{"after": "lunch"}, {"phase": "nap"}, {"commits": 0}, {"wait_s": -1.0}])
+def test_words_that_mean_nothing_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"one of|begin at"):
+        When(**wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_a_rank_that_stops_early_is_found() -> None:
 
 def test_phases_of_a_recovery() -> None:
     run = drilled()
-    seen = measure(KILLED, 100, run.procs, run.log)
+    seen = measure(KILLED, {100}, run.procs, run.log)
     after = {
         name: seen.after(getattr(seen, name))
         for name in ("noticed", "restarted", "complete", "first_step", "caught_up")
@@ -77,7 +77,7 @@ def test_phases_of_a_recovery() -> None:
 def test_phases_when_nobody_comes_back() -> None:
     run = drilled()
     log = Log(tuple(n for n in run.log.lines if (n.pid or 0) < 200))
-    seen = measure(KILLED, 100, run.procs[:2], log)
+    seen = measure(KILLED, {100}, run.procs[:2], log)
     assert (seen.restarted, seen.first_step, seen.resumed_from) == (None, None, None)
     assert seen.noticed == pytest.approx(KILLED + 0.1)
 
@@ -85,11 +85,11 @@ def test_phases_when_nobody_comes_back() -> None:
 def test_a_step_of_a_survivor_right_after_the_fault_is_not_a_recovery() -> None:
     run = drilled()
     late = parse_log([text(13, rank=1, pid=101, t=KILLED + 0.05)]).lines
-    seen = measure(KILLED, 100, run.procs, Log((*run.log.lines, *late)))
+    seen = measure(KILLED, {100}, run.procs, Log((*run.log.lines, *late)))
     assert seen.after(seen.first_step) == pytest.approx(8.5)
 
 
 def test_a_lone_process_is_noticed_by_its_successor() -> None:
     procs = [Proc(pid=1, rank=0, born=1, started=1.0, ended=5.0), Proc(pid=2, rank=0, born=2, started=6.0)]
-    seen = measure(5.0, 1, procs, parse_log([text(1, t=4.0), text(2, pid=2, t=9.0)]))
+    seen = measure(5.0, {1}, procs, parse_log([text(1, t=4.0), text(2, pid=2, t=9.0)]))
     assert (seen.noticed, seen.complete, seen.after(seen.first_step)) == (6.0, 6.0, 4.0)

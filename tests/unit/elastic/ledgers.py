@@ -53,6 +53,8 @@ class Job:
     """CPU seconds of a step's body, by rank."""
     slow_data: dict[int, float] = field(default_factory=dict)
     """Rank -> its own wait for data, within the others' bodies."""
+    all_rows: bool = False
+    """Every rank writes a row where rank 0 gives a sign of life."""
     jitter: float = 0.0
     seed: int = 0
     host: str = "node0"
@@ -133,7 +135,8 @@ class Written:
                     self._row(epoch, r, done, open_)
                 committing = None
             if first or (done - resumed) % job.pulse == 0:
-                self._row(epoch, 0, done, open_)
+                for r in range(job.world if job.all_rows else 1):
+                    self._row(epoch, r, done, open_)
             last = done == job.steps
             if last or (done % job.every == 0 and committing is None):
                 for r in range(job.world):

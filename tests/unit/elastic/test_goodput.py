@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elastic.ledger.attempts import story
+from elastic.ledger.ends import rows_of
 from elastic.ledger.events import Error, Evaluated, Event, Resumed, Stopped, StopRequested, decode, encode, utc
 from elastic.ledger.goodput import CAUSES, PRODUCTIVE, Account, account
+from elastic.ledger.rates import rates
 from tests.unit.elastic.ledgers import T0, Job, Written
 
 KILLED = Job(steps=100, kills=((33, 1), (61, 0), (77, 1)))
@@ -62,7 +65,7 @@ def test_every_second_of_a_job_that_was_killed_three_times(world: int, last_seen
     assert wrong < 0.05 * loss
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_it_finds_what_any_such_job_did(data: st.DataObject) -> None:
     seconds = st.floats(0.01, 20.0)
@@ -86,7 +89,7 @@ def test_it_finds_what_any_such_job_did(data: st.DataObject) -> None:
     assert wrong <= 0.01 * loss + 4 * (job.body + job.data) * 0.5 + 0.01
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_whatever_is_missing_it_adds_up(data: st.DataObject) -> None:
     """Ledgers of killed writers, cut anywhere, with lines that are gone."""
@@ -107,6 +110,12 @@ def test_a_clock_that_jumps_is_named_and_changes_nothing_else() -> None:
     assert found.wall_s == pytest.approx(written.wall, rel=1e-3)
     assert [n for n in found.notes if "jumped by 600 s in start 1" in n]
     assert account(written.events).seconds["training"] == pytest.approx(found.seconds["training"])
+
+
+def test_the_clock_that_most_events_agree_on_is_taken() -> None:
+    events = Written(Job()).events
+    late = [e if n < 0.7 * len(events) else jumped(e, 600.0) for n, e in enumerate(events)]
+    assert account(late).began == pytest.approx(T0, abs=0.01)
 
 
 def test_a_rank_whose_clock_is_off_is_moved_and_named() -> None:
@@ -184,6 +193,23 @@ def test_a_run_that_is_still_going_says_so() -> None:
     found = account([e for e in events if e.unix_s < T0 + 30])
     assert found.running
     tiled(found)
+
+
+def test_of_another_ranks_sums_only_the_steps_that_are_missing_are_taken() -> None:
+    """Rank 0 was killed after a row at step 35; rank 1's last row began at the save of step 20."""
+    attempt = story(Written(Job(kills=((39, 0),), last_seen=False)).events).attempts[0]
+    (at, step, row), (then, last, more) = rows_of(attempt)[-2:]
+    assert (step, last, more.n) == (35, 38, 3) or (step, last) == (35, 39)
+    assert more.seconds == pytest.approx(0.5 * more.n)
+    assert then - at == pytest.approx(0.56 * more.n, rel=0.05)
+    assert row.n
+
+
+def test_the_same_event_twice_counts_once() -> None:
+    events = Written(KILLED).events
+    once, twice = (rates(account(some)) for some in (events, [*events, *reversed(events)]))
+    assert [r.n for r in twice.ranks] == [r.n for r in once.ranks]
+    assert twice.counted == once.counted
 
 
 def test_nothing_is_no_account() -> None:

@@ -51,6 +51,17 @@ def test_usual_step_times_are_told_to_half_a_percent() -> None:
     assert len(str(summary)) < 400
 
 
+def test_a_narrow_one_and_a_wide_one_become_what_counting_all_gives() -> None:
+    narrow = [1.0 + 0.001 * n for n in range(50)]
+    wide = [1e-4 * 1.3**n for n in range(80)]
+    together = Quantiles([*wide, *narrow])
+    for first, second in ((narrow, wide), (wide, narrow)):
+        merged = Quantiles(first)
+        merged.merge(Quantiles(second))
+        assert str(merged) == str(together)
+    assert together.error > 2 * ERROR
+
+
 def test_nothing_is_an_answer_too() -> None:
     assert Quantiles().at(0.5) is None
     assert Quantiles.parse(str(Quantiles())).n == 0

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import ckpt
 from ckpt.errors import Refused, StorageError
 from ckpt.store import open_store
-from elastic import ElasticSampler, Run
+from elastic import Cadence, ElasticSampler, Run
 from elastic.ledger.events import (
     CrashLoop,
     Error,
@@ -302,6 +302,38 @@ def test_metrics_go_to_the_ledger_at_their_step(tmp_path: Path) -> None:
         run.metric(val_loss=torch.tensor(0.25), accuracy=1)
     rows = [(e.step, e.data.name, e.data.last) for e in events(tmp_path) if isinstance(e.data, Metric)]
     assert rows == [(2, "val_loss", 0.25), (2, "accuracy", 1.0)]
+
+
+def test_the_best_steps_by_a_metric_are_kept_through_restarts(tmp_path: Path) -> None:
+    losses = {2: 0.5, 4: 0.1, 6: 0.3, 8: 0.2, 10: 0.4}
+
+    def told(run: Run, number: int) -> None:
+        if number % 2:
+            run.metric(val_loss=losses[number + 1])
+
+    runs: list[Run] = []
+    for until in (5, 10):
+        training = Training(tmp_path)
+        keep = ckpt.Best(lambda: runs[-1].metrics("val_loss"), n=2)
+        runs.append(training.run(every=2, keep=keep))
+        with runs[-1] as run:
+            for number, batch in run.steps(until=until):
+                training.step(number, batch)
+                told(run, number)
+    assert runs[-1].metrics("val_loss") == losses
+    assert committed(tmp_path) == [4, 8, 10]
+
+
+class WhenAsked(Cadence):
+    """At the steps that it was given."""
+
+    def at(self, step: int) -> bool:
+        return step in (2, 7)
+
+
+def test_a_cadence_of_ones_own(tmp_path: Path) -> None:
+    Training(tmp_path).train(9, every=WhenAsked())
+    assert committed(tmp_path) == [2, 7, 9]
 
 
 def test_a_save_that_fails_in_the_background_is_raised_at_the_next_step(tmp_path: Path) -> None:

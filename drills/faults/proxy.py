@@ -1,7 +1,8 @@
-"""An HTTP/1.1 proxy that breaks requests on purpose, between a real client and the real server.
+"""An HTTP/1.1 proxy that breaks requests to S3 on purpose, between a real client and the real server.
 
 The client signs for the proxy's own address and the ``Host`` header passes unchanged, so signatures still verify
-upstream. Every request is logged with the action taken, so that a test can count what a client really sent::
+upstream; that needs plain HTTP. Every request is logged with the action taken, so that one can count what a client
+really sent::
 
     with FaultProxy(server.port) as proxy:
         proxy.add(is_put, LostReply())                       # once
@@ -15,13 +16,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import socket
-import struct
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import unquote
+
+from drills.faults.wire import Kept, close, copy_body, read_head, reset
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,25 @@ class Stall:
 
 
 @dataclass(frozen=True)
+class Twice:
+    """Send the request to the server two times; the client hears the second answer."""
+
+
+@dataclass
+class Hold:
+    """Keep the request back until ``release``; ``held`` is what was kept, None so far. Nothing reached the server."""
+
+    deadline_s: float = 60.0
+    held: Request | None = None
+    held_t: float = 0.0
+    drop: bool | None = None
+
+    def release(self, *, drop: bool) -> None:
+        """Let the request go on to the server, or throw it away with its connection."""
+        self.drop = drop
+
+
+@dataclass(frozen=True)
 class FlipBit:
     """Flip the lowest bit of one byte of the answer's body."""
 
@@ -72,17 +93,21 @@ class Pass:
     """Nothing: the request goes through unharmed."""
 
 
-Action = Status | Reset | LostReply | CutResponse | Stall | FlipBit | Pass
+Action = Status | Reset | LostReply | CutResponse | Stall | Twice | Hold | FlipBit | Pass
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request as seen on the wire: ``path`` is unquoted, ``query`` raw, header names in lower case."""
+    """One request as seen on the wire: ``path`` is unquoted, ``query`` raw, header names in lower case.
+
+    ``peer`` is the client's port, from which its process can be told on the same machine.
+    """
 
     method: str
     path: str
     query: str
     headers: dict[str, str]
+    peer: int = 0
 
 
 Match = Callable[[Request], bool]
@@ -99,26 +124,32 @@ class Rule:
 
 
 def any_request(request: Request) -> bool:
+    """Every request."""
     return True
 
 
 def is_put(request: Request) -> bool:
+    """A write of an object or of a part."""
     return request.method == "PUT"
 
 
 def is_create(request: Request) -> bool:
+    """A write that must not replace anything."""
     return request.method == "PUT" and "if-none-match" in request.headers
 
 
 def is_list(request: Request) -> bool:
+    """A listing."""
     return request.method == "GET" and "list-type=2" in request.query
 
 
 def is_get(request: Request) -> bool:
+    """A read of an object."""
     return request.method == "GET" and not is_list(request)
 
 
 def is_part(request: Request) -> bool:
+    """A part of an upload."""
     return request.method == "PUT" and "partNumber=" in request.query
 
 
@@ -128,6 +159,7 @@ def is_complete(request: Request) -> bool:
 
 
 def is_delete(request: Request) -> bool:
+    """A deletion of several objects."""
     return request.method == "POST" and request.query.startswith("delete")
 
 
@@ -137,12 +169,14 @@ class FaultProxy:
 
     upstream_port: int
     seed: int = 0
+    upstream_host: str = "127.0.0.1"
     rules: list[Rule] = field(default_factory=list)
     log: list[tuple[Request, Action]] = field(default_factory=list)
     port: int = 0
 
     @property
     def endpoint(self) -> str:
+        """What a client takes for the server."""
         return f"http://127.0.0.1:{self.port}"
 
     def add(self, match: Match, action: Action, *, times: int | None = 1, probability: float = 1.0) -> None:
@@ -209,20 +243,22 @@ class FaultProxy:
                 while await self._exchange(reader, writer):
                     pass
         finally:
-            await _close(writer)
+            await close(writer)
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """One request and its answer; False when the client's connection is not to be used again."""
-        head, first, headers = await _read_head(reader)
+        head, first, headers = await read_head(reader)
         method, target, _ = first.split(" ", 2)
         path, _, query = target.partition("?")
-        action = self._choose(Request(method, unquote(path), query, headers))
+        peer = int(writer.get_extra_info("peername")[1])
+        request = Request(method, unquote(path), query, headers, peer)
+        action = self._choose(request)
         if headers.get("expect", "").lower() == "100-continue":
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             head = b"\r\n".join(x for x in head.split(b"\r\n") if not x.lower().startswith(b"expect:"))
         match action:
             case Status(code, name, body):
-                await _copy_body(reader, None, headers)
+                await copy_body(reader, None, headers)
                 body = body or f"<Error><Code>{name}</Code><Message>injected</Message></Error>"
                 answer = f"HTTP/1.1 {code} X\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n\r\n"
                 writer.write((answer + ("" if method == "HEAD" else body)).encode())
@@ -230,26 +266,32 @@ class FaultProxy:
                 return method != "HEAD"
             case Stall(seconds):
                 await asyncio.sleep(seconds)
+            case Hold():
+                if await _held(action, request):
+                    reset(writer)
+                    return False
+            case Twice():
+                return await self._twice(reader, writer, head, headers, method)
             case _:
                 pass
-        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.upstream_port, limit=1 << 20)
+        up_reader, up_writer = await asyncio.open_connection(self.upstream_host, self.upstream_port, limit=1 << 20)
         try:
             up_writer.write(head)
-            await _copy_body(
+            await copy_body(
                 reader, up_writer, headers, limit=action.request_bytes if isinstance(action, Reset) else None
             )
             if isinstance(action, Reset):
-                _reset(writer, up_writer)
+                reset(writer, up_writer)
                 return False
-            answer_head, answer_first, answer_headers = await _read_head(up_reader)
+            answer_head, answer_first, answer_headers = await read_head(up_reader)
             if isinstance(action, LostReply):
-                _reset(writer)
+                reset(writer)
                 return False
             writer.write(answer_head)
             if method == "HEAD" or answer_first.split()[1] in ("204", "304"):
                 await writer.drain()
                 return True
-            await _copy_body(
+            await copy_body(
                 up_reader, writer, answer_headers,
                 limit=action.body_bytes if isinstance(action, CutResponse) else None,
                 flip=action.offset if isinstance(action, FlipBit) else None,
@@ -257,71 +299,36 @@ class FaultProxy:
             if isinstance(action, CutResponse):
                 await writer.drain()
                 if not action.fin:
-                    _reset(writer)
+                    reset(writer)
                 return False
             return True
         finally:
-            await _close(up_writer)
+            await close(up_writer)
+
+    async def _twice(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: bytes, headers: dict[str, str],
+        method: str,
+    ) -> bool:  # fmt: skip
+        body = Kept()
+        await copy_body(reader, body, headers)
+        for last in (False, True):
+            up_reader, up_writer = await asyncio.open_connection(self.upstream_host, self.upstream_port, limit=1 << 20)
+            try:
+                up_writer.write(head + bytes(body.data))
+                answer, first, answer_headers = await read_head(up_reader)
+                if last:
+                    writer.write(answer)
+                if method != "HEAD" and first.split()[1] not in ("204", "304"):
+                    await copy_body(up_reader, writer if last else None, answer_headers)
+            finally:
+                await close(up_writer)
+        return True
 
 
-async def _read_head(reader: asyncio.StreamReader) -> tuple[bytes, str, dict[str, str]]:
-    """Raw head, its first line, and the headers."""
-    raw = await reader.readuntil(b"\r\n\r\n")
-    first, *lines = raw.decode("latin1").rstrip("\r\n").split("\r\n")
-    pairs = (line.partition(":") for line in lines)
-    return raw, first, {name.strip().lower(): value.strip() for name, _, value in pairs}
-
-
-async def _copy_body(
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter | None,
-    headers: dict[str, str],
-    *,
-    limit: int | None = None,
-    flip: int | None = None,
-) -> None:
-    """Copy one message body, or its first ``limit`` bytes; without a writer it is thrown away."""
-    seen = 0
-
-    async def pass_on(data: bytes) -> None:
-        nonlocal seen
-        if flip is not None and seen <= flip < seen + len(data):
-            changed = bytearray(data)
-            changed[flip - seen] ^= 1
-            data = bytes(changed)
-        seen += len(data)
-        if writer is not None:
-            writer.write(data)
-            await writer.drain()
-
-    if headers.get("transfer-encoding", "").lower() == "chunked":
-        while limit is None or seen < limit:
-            size = await reader.readuntil(b"\r\n")
-            n = int(size.split(b";")[0], 16)
-            await pass_on(size + await reader.readexactly(n + 2))
-            if n == 0:
-                return
-        return
-    left = int(headers.get("content-length", "0"))
-    left = left if limit is None else min(left, limit)
-    while left:
-        data = await reader.read(min(left, 1 << 16))
-        if not data:
-            raise asyncio.IncompleteReadError(b"", left)
-        left -= len(data)
-        await pass_on(data)
-
-
-def _reset(*writers: asyncio.StreamWriter) -> None:
-    """Close with RST: the other side sees "connection reset", not an orderly end."""
-    for writer in writers:
-        sock = writer.get_extra_info("socket")
-        with contextlib.suppress(OSError):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        writer.transport.abort()
-
-
-async def _close(writer: asyncio.StreamWriter) -> None:
-    writer.close()
-    with contextlib.suppress(ConnectionError):
-        await writer.wait_closed()
+async def _held(action: Hold, request: Request) -> bool:
+    """Wait for the release; whether the request is to be thrown away."""
+    action.held, action.held_t = request, time.time()
+    end = time.monotonic() + action.deadline_s
+    while action.drop is None and time.monotonic() < end:
+        await asyncio.sleep(0.002)
+    return bool(action.drop)

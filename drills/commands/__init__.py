@@ -1,0 +1,1 @@
+"""What the subcommands of ``drills`` do, one module a group of them."""
