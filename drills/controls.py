@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import shutil
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -50,52 +51,61 @@ def key(plan: Plan) -> str:
 
 
 class Shelf:
-    """Where one control run is kept: its logs, its events, and on a local disk its checkpoints."""
+    """Where control runs of one key are kept: logs, events, and on a local disk checkpoints.
+
+    Each run has a place of its own and ``kept`` names the one that counts, so that two drills that fill the shelf at
+    once cannot spoil each other's. Nothing is ever deleted from an object store.
+    """
 
     def __init__(self, folder: Path, plan: Plan) -> None:
-        self._key = key(plan)
-        self._plan = plan
+        self._key, self._plan = key(plan), plan
         self.folder = folder.absolute() / self._key
+        self._new = uuid.uuid4().hex[:8]
 
     @property
     def url(self) -> str:
-        """Where the control run keeps its checkpoints."""
+        """Where a new control run keeps its checkpoints."""
         if self._plan.default_url:
-            return f"file://{self.folder}/store"
-        return f"{self._plan.url_base.rsplit('/', 1)[0]}/control-{self._key}"
-
-    def clean(self) -> None:
-        """Make room for a new run: on a local disk only; an object store is not emptied by a drill."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+            return f"file://{self.folder}/{self._new}/store"
+        return f"{self._plan.url_base.rsplit('/', 1)[0]}/control-{self._key}-{self._new}"
 
     def keep(self, run_folder: Path) -> None:
-        """Keep what the control run of this drill has left; from now on it can be taken."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(run_folder / CONTROL, self.folder / CONTROL, dirs_exist_ok=True)
+        """Keep what the control run of this drill has left; from now on it is the one that is taken."""
+        place = self.folder / self._new
+        place.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(run_folder / CONTROL, place / CONTROL, dirs_exist_ok=True)
         lines = (run_folder / FILE).read_text(encoding="utf-8").splitlines()
         events = [t for t in lines if json.loads(t).get("run") == CONTROL]
-        draft = self.folder / "events.new"
-        draft.write_text("\n".join(events) + "\n", encoding="utf-8")
-        draft.rename(self.folder / "events.jsonl")
+        (place / "events.jsonl").write_text("\n".join(events) + "\n", encoding="utf-8")
+        draft = place / "kept"
+        draft.write_text(self._new)
+        draft.rename(self.folder / "kept")
 
-    def commits(self) -> set[str] | None:
-        """Names of the commits that the kept run had; None when none is kept."""
+    def kept(self) -> tuple[str, set[str]] | None:
+        """URL of the run that is kept, and the names of the commits that it had; None when there is none."""
         events = self._events()
-        return None if events is None else {e["name"] for e in events if e["event"] == "commit.seen"}
+        if not events:
+            return None
+        commits = {str(e["name"]) for e in events if e["event"] == "commit.seen"}
+        return next(str(e["url"]) for e in events if e["event"] == "run.started"), commits
 
     def take(self, run_folder: Path, history: History) -> None:
         """Put the kept run into a drill, as if it had run there."""
-        shutil.copytree(self.folder / CONTROL, run_folder / CONTROL, dirs_exist_ok=True)
-        history.add("control.cached", said=f"the control run was taken from {self.folder}")
-        for e in self._events() or ():
+        place = self._place()
+        shutil.copytree(place / CONTROL, run_folder / CONTROL, dirs_exist_ok=True)
+        history.add("control.cached", said=f"the control run was taken from {place}")
+        for e in self._events():
             history.add(e.pop("event"), **e)
 
-    def _events(self) -> list[dict[str, Any]] | None:
+    def _place(self) -> Path:
+        return self.folder / (self.folder / "kept").read_text().strip()
+
+    def _events(self) -> list[dict[str, Any]]:
         try:
-            lines = (self.folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
+            lines = (self._place() / "events.jsonl").read_text(encoding="utf-8").splitlines()
             return [json.loads(t) for t in lines]
         except (OSError, ValueError):
-            return None
+            return []
 
 
 def _of_word(word: str) -> str:

@@ -221,19 +221,15 @@ class _Drill:
         if self._plan.controls is None:
             return self._control(CONTROL, self._url(CONTROL)).url
         shelf = Shelf(Path(self._plan.controls), self._plan)
-        kept = shelf.commits()
-        if kept is not None:
+        if kept := shelf.kept():
+            url, commits = kept
             with contextlib.suppress(Exception):  # what cannot be listed cannot be taken
-                if kept <= {c.name for c in oracle.Storage(shelf.url, self._options).commits()}:
+                if commits <= {c.name for c in oracle.Storage(url, self._options).commits()}:
                     shelf.take(self._folder, self._history)
-                    return shelf.url
-        shelf.clean()
-        # an object store is never emptied here: a run that is not whole stays, and this one goes beside it
-        url = shelf.url if self._plan.default_url or kept is None else self._url(CONTROL)
-        self._control(CONTROL, url)
-        if url == shelf.url:
-            shelf.keep(self._folder)
-        return url
+                    return url
+        self._control(CONTROL, shelf.url)
+        shelf.keep(self._folder)
+        return shelf.url
 
     def _control(self, name: str, url: str) -> Job:
         job = self._job(name, url, {})

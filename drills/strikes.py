@@ -185,7 +185,9 @@ class Strikes:
         found: list[Held] = []
 
         def look() -> bool:
-            if held := self._gate.held(job.workers) if self._gate else None:
+            root = job.root()  # a command without a launcher is its own rank, and may have logged nothing yet
+            known = job.workers or ({0: root} if root else {})
+            if held := self._gate.held(known) if self._gate else None:
                 found.append(held)
             return bool(found)
 
@@ -197,6 +199,8 @@ class Strikes:
                                   hint="a longer run, or more frequent saves")  # fmt: skip
             return None
         held = found[0]
+        if held.pid and held.rank >= 0:
+            job.adopt(held.rank, held.pid)
         self._history.add("held", phase=phase, what=held.what, pid=held.pid, rank=held.rank)
         return held
 

@@ -175,6 +175,11 @@ class Job:
         for older in self._older:
             older.poll()
 
+    def adopt(self, rank: int, pid: int) -> None:
+        """Take a process of the run for this rank, because the storage has seen it: it has logged nothing yet."""
+        if rank not in self._table.workers:
+            self._note([p for p in [self._table.adopt(rank, pid)] if p])
+
     def stop(self, why: str | None, grace_s: float = 8.0) -> None:
         """End whatever still runs: SIGTERM to the command, then SIGKILL to all that carries the run's mark."""
         assert self._root is not None

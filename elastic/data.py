@@ -38,14 +38,20 @@ class ElasticSampler(Sampler[list[int]]):
     ``micro``, ``batch`` must be a multiple of the world size. ``micro`` is how many samples a rank takes at once at
     most (``for batch, weight in step.micros``): the global batch then stays what it is on any number of ranks, also
     where the shares are uneven. Every rank takes as many micro-batches; one that would be empty holds the first sample
-    of the global batch, with weight 0. Iterating is endless, starts at ``position`` and never
-    moves it: workers and prefetching may run ahead. Only ``advance`` moves it; :class:`elastic.Run` calls it
-    when a step is complete. Rank and world size are those of the process group at the time of iterating.
+    of the global batch, with weight 0. With ``per_rank``, ``batch`` is that of one rank: the global batch then grows
+    and shrinks with the ranks, each sample still comes once an epoch, and the learning rate is yours to scale
+    (``global_batch``).
+
+    Iterating is endless, starts at ``position`` and never moves it: workers and prefetching may run ahead. Only
+    ``advance`` moves it; :class:`elastic.Run` calls it when a step is complete. Rank and world size are those of the
+    process group at the time of iterating.
     """
 
-    def __init__(self, data: int | Sized, batch: int, *, seed: int = 0, micro: int | None = None) -> None:
+    def __init__(
+        self, data: int | Sized, batch: int, *, seed: int = 0, micro: int | None = None, per_rank: bool = False
+    ) -> None:
         self.size = data if isinstance(data, int) else len(data)
-        self.batch, self.seed, self.micro = batch, seed, micro
+        self.batch, self.seed, self.micro, self.per_rank = batch, seed, micro, per_rank
         self._position = 0
         if self.size < 1 or batch < 1:
             raise Refused(f"a data set of {self.size} samples in batches of {batch}: both must be at least 1")
@@ -64,27 +70,36 @@ class ElasticSampler(Sampler[list[int]]):
 
     def advance(self, steps: int = 1) -> None:
         """Count ``steps`` more steps as trained on."""
-        self._position += steps * self.batch
+        self._position += steps * self.global_batch
+
+    @property
+    def global_batch(self) -> int:
+        """Samples that all ranks of the moment take together in a step."""
+        return self._global(rank_and_world()[1])
+
+    def _global(self, world: int) -> int:
+        return self.batch * world if self.per_rank else self.batch
 
     def __iter__(self) -> Iterator[list[int]]:
         return self.share(*rank_and_world())
 
     def weights(self, rank: int, world: int) -> list[float]:
         """The weight of each micro-batch of a rank's share: its part of the global batch, times the ranks."""
-        return [(last - first) * world / self.batch for first, last in self._cuts(rank, world)]
+        return [(last - first) * world / self._global(world) for first, last in self._cuts(rank, world)]
 
     def _cuts(self, rank: int, world: int) -> list[tuple[int, int]]:
         """Where each micro-batch of a rank begins and ends in the global batch; as many on every rank."""
-        if self.micro is None and self.batch % world:
-            near = sorted({self.batch - self.batch % world, self.batch + -self.batch % world} - {0})
+        batch = self._global(world)
+        if self.micro is None and batch % world:
+            near = sorted({batch - batch % world, batch + -batch % world} - {0})
             raise Refused(
                 f"a batch of {self.batch} samples cannot be shared evenly by {world} ranks",
                 hint=f"use {_either(_divisors(self.batch))} ranks, or a batch of {_either(near)}, "
                 "or micro=…, which weighs uneven shares",
             )
-        largest = -(-self.batch // world)
+        largest = -(-batch // world)
         count = 1 if self.micro is None else -(-largest // self.micro)
-        whole, more = divmod(self.batch, world)
+        whole, more = divmod(batch, world)
         first = rank * whole + min(rank, more)
         mine = whole + (rank < more)
         edges = [first + mine * n // count for n in range(count + 1)]
@@ -97,21 +112,26 @@ class ElasticSampler(Sampler[list[int]]):
         steps = max(1, _CHUNK // len(own))
         firsts = [int(c[0]) for c in cuts]
         start = self._position
-        offsets = np.arange(steps)[:, None] * self.batch + own
+        batch = self._global(world)
+        offsets = np.arange(steps)[:, None] * batch + own
         while True:
             for row in sample_at(self.seed, self.size, start + offsets):
                 for first, part in zip(firsts, np.split(row, ends), strict=True):
                     share = Share(part.tolist())
                     share.slot = start + first
                     yield share
-                start += self.batch
+                start += batch
 
     def state_dict(self) -> dict[str, int]:
         """Seed, size, batch and position, as plain numbers; the same on every rank."""
-        return {"seed": self.seed, "size": self.size, "batch": self.batch, "position": self._position}
+        state = {"seed": self.seed, "size": self.size, "batch": self.batch, "position": self._position}
+        return state | ({"per_rank": True} if self.per_rank else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over seed and position; ``Mismatch`` when they were counted on another data set or batch."""
+        if self.per_rank != bool(state.get("per_rank")):
+            raise Mismatch("the batch was saved as one of all ranks, and is one of each rank here, or the other way",
+                           hint=f"build the sampler with per_rank={not self.per_rank}")  # fmt: skip
         for name, live in (("size", self.size), ("batch", self.batch)):
             if state[name] != live:
                 raise Mismatch(

@@ -59,7 +59,7 @@ class Record:
         self.tell(
             Resumed(
                 attempt=r.attempt, skipped=r.skipped, world_then=r.world_then, rng=r.rng, seconds=seconds,
-                rolled_back=r.rolled_back, skip=skip, warm=warm,
+                rolled_back=r.rolled_back, skip=skip, warm=warm, inexact=r.inexact,
             )
         )  # fmt: skip
         more = f", leaving out {skip} batches" if skip else f", with the weights of {warm}" if warm else ""

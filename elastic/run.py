@@ -261,7 +261,8 @@ class Run:
     def log(self, **values: Any) -> None:
         """Log numbers of this step. A tensor is read one step later, so this waits for no device.
 
-        They go to the logger "elastic" (INFO on rank 0), and summed up to the ledger.
+        They go to the logger "elastic" (INFO on rank 0), and summed up to the ledger. ``tokens`` and ``samples`` are
+        what this rank has trained on in the step: ``elastic goodput`` adds them up over ranks.
         """
         self._record.metrics.add(self._step, values)
 
@@ -311,7 +312,7 @@ class Run:
         self._step += 1
         self._turns += batches
         self._batches.advance(batches)
-        agrees = last or self._step >= self._agree_at
+        agrees = last or self._step >= self._agree_at or self._heard is not NOTHING
         agreed = self._agree() if agrees else NOTHING
         saves = self._saves
         saves.stall_s = max(saves.stall_s, agreed.stall_us / 1e6)

@@ -11,7 +11,6 @@ from torch import nn
 
 import ckpt
 from ckpt.errors import Refused
-from ckpt.rng import Rng
 from elastic import membership
 
 _log = logging.getLogger("elastic")
@@ -69,11 +68,8 @@ class Start:
         modules = _modules(state)
         if not modules:
             raise Refused("warm_start takes over weights, and the state holds no module")
-        rng = Rng()
-        streams = rng.capture()  # weights alone are taken over
         with ckpt.open(self.warm_start, **options) as other:
             loaded = other.load(ckpt.State(**modules), part=True)
-        rng.restore(streams)
         return f"{self.warm_start}, step {loaded.step}"
 
 

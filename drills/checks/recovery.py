@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from typing import Any
 
 from drills.checks.verdict import Check, Verdict, counted, not_reached, size, teller
 from drills.history import Record, Run
 from drills.timeline import Phases, measure, sequence_errors
+
+_SPEAKER = re.compile(r"(?:(\[rank\d+\]): ?)?(.*)")
 
 
 def phases(record: Record) -> Phases | None:
@@ -230,13 +233,16 @@ def _timed(record: Record, name: str, limit_s: float, moment: Callable[[Phases],
 def last_words(run: Run) -> str:
     """The last error that a process of the target died of, with the facts it gave; else the line that says most.
 
-    A launcher's own traceback, which only tells that a worker died, is passed over.
+    A launcher's own traceback, which only tells that a worker died, is passed over. Ranks speak at once, each with its
+    name before the line, as torch puts it there.
     """
-    lines = run.said.splitlines()
-    for start in reversed([i for i, n in enumerate(lines) if n.startswith("Traceback")]):
-        end = next((i for i in range(start + 1, len(lines)) if lines[i][:1] not in ("", " ")), None)
-        if end is not None and "ChildFailedError" not in lines[end]:
-            facts = itertools.takewhile(lambda n: n.startswith("  ") and "  next " not in f"{n} ", lines[end + 1 :])
-            return "; ".join([lines[end], *(" ".join(n.split()) for n in list(facts)[:3])])[:400]
-    said = [n.strip() for n in lines if n.strip()]
+    lines = [_SPEAKER.fullmatch(n) for n in run.said.splitlines()]
+    spoken = [(m[1] or "", m[2]) for m in lines if m]
+    for start in reversed([i for i, (_, n) in enumerate(spoken) if n.startswith("Traceback")]):
+        mine = [n for who, n in spoken[start + 1 :] if who == spoken[start][0]]
+        end = next((i for i, n in enumerate(mine) if n[:1] not in ("", " ")), None)
+        if end is not None and "ChildFailedError" not in mine[end]:
+            facts = itertools.takewhile(lambda n: n.startswith("  ") and not n.startswith("  next "), mine[end + 1 :])
+            return "; ".join([mine[end], *(" ".join(n.split()) for n in list(facts)[:3])])[:400]
+    said = [n.strip() for _, n in spoken if n.strip()]
     return next((n for n in reversed(said) if "Error" in n), said[-1] if said else "none")[:200]

@@ -62,7 +62,7 @@ class StorageFault(Base):
     timeout_s: float = 10.0
     then: str = ""
     needs: str = ""
-    _before: ClassVar[dict[str, tuple[FaultProxy, Rule, int]]] = {}
+    _before: ClassVar[dict[tuple[str, StorageFault], tuple[FaultProxy, Rule, int]]] = {}
 
     def __post_init__(self) -> None:
         """Refuse words that mean nothing, with ``ValueError``."""
@@ -91,7 +91,7 @@ class StorageFault(Base):
         evidence = {"t": time.time(), "rank": -1, "kind": self.kind, "said": f"storage: {self._said()}"}
         if site.proxy is not None:
             rule = Rule(self._match(site), KINDS[self.kind](self), self.times, self.probability)
-            self._before[site.owner] = (site.proxy, rule, site.proxy.faults())
+            self._before[site.owner, self] = (site.proxy, rule, site.proxy.faults())
             site.proxy.rules.append(rule)
         else:
             self._gate(site).rule(
@@ -108,7 +108,7 @@ class StorageFault(Base):
                 return "nothing to undo"
             gate.open(drop=False)
             return self._count(gate.harmed())
-        before = self._before.pop(site.owner, None)
+        before = self._before.pop((site.owner, self), None)
         if before is None:
             return "nothing to undo"
         proxy, rule, count = before

@@ -133,7 +133,7 @@ def _options(o: dict[str, Any]) -> options.Options:
         kind=MODULE if o["module"] else PROGRAM if o["no_python"] else SCRIPT,
         argv=(o["script"], *o["arguments"]), nproc=_nproc(o["nproc_per_node"]), nodes=nodes, backend=backend,
         endpoint=endpoint, run_id=o["rdzv_id"] or uuid.uuid4().hex[:12], conf=conf,
-        local_addr=o["local_addr"] or ("127.0.0.1" if alone else None), role=o["role"],
+        local_addr=o["local_addr"] or ("127.0.0.1" if nodes == (1, 1) else None), role=o["role"],
         max_restarts=o["max_restarts"], monitor_s=o["monitor_interval"], method=o["start_method"],
         preload=(*forkserver.PRELOAD, *o["preload"]), log_dir=o["log_dir"], redirect=o["redirects"], tee=o["tee"],
         shutdown_s=o["shutdown_timeout"], restart_grace_s=o["restart_grace"],

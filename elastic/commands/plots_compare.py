@@ -49,7 +49,7 @@ def speed(c: Comparison, width: int, *, alone: bool = False) -> str | None:
         colour = COLOURS[c.entries.index(e) % len(COLOURS)]
         parts.append(f'<circle cx="{x(e.world):.1f}" cy="{y(s):.1f}" r="5.5" fill="{colour}">'
                      f"<title>{escape(said)}</title></circle>")  # fmt: skip
-        anchor = "start" if n == 0 or x(e.world) < width / 2 else "end"
+        anchor = "start" if n == 0 or x(e.world) < 0.7 * width else "end"
         parts.append(label(x(e.world) + (9 if anchor == "start" else -9), y(s) + 16, said, anchor))
     return svg(width, top + height + 26, "Speed against devices", parts, style=_ALONE if alone else "")
 

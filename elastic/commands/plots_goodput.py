@@ -118,7 +118,7 @@ def steps(found: Rates, width: int) -> str | None:
     """Step time over steps, the scale by median and MAD: a few slow ones do not flatten all others."""
     if len(found.curve) < 3:
         return None
-    top, height = 12, 150
+    top, height = 24, 150
     values = [s for _, s in found.curve]
     usual = median(values)
     spread = max(1.4826 * median(abs(v - usual) for v in values), 0.02 * usual)
@@ -143,7 +143,7 @@ def steps(found: Rates, width: int) -> str | None:
                      f"{step}: {time(seconds)} each</title></circle>")  # fmt: skip
     over = sum(v > high for v in values)
     if over:
-        parts.append(label(width - RIGHT, top, f"{over} slower than drawn (at the upper edge)", "end"))
+        parts.append(label(width - RIGHT, 11, f"{over} slower than drawn (at the upper edge)", "end"))
     marks = ticks(0, last, max(2, width // 160))[1:]
     edge = [(s, "middle" if s < 0.95 * last else "end") for s in marks]
     parts += [label(min(x(s), width - 4), top + height + 18, f"step {s:,g}", anchor) for s, anchor in edge]

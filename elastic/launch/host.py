@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ckpt.errors import Superseded
 from elastic.launch import report
 from elastic.launch.beats import Board
 from elastic.launch.crew import Crew, Ended
@@ -24,8 +25,6 @@ from elastic.launch.task import PROGRAM, Task
 from elastic.launch.verdict import DONE, STOPPED, SUPERSEDED, Budget, Failure
 from elastic.launch.watch import Hang, Reading, Watch
 from elastic.units import show_duration
-
-_LATE_S = 0.05  # for others that failed on their own in the same moment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +61,12 @@ class LocalHost:
     # --- what torchelastic asks for -----------------------------------------------------------------------------------
 
     def start(self, ranks: list[dict[str, str]]) -> dict[int, int]:
-        """Start a generation."""
+        """Start a generation; ``Superseded`` where a rank of the last one found, on its way out, that it was."""
         options = self._options
+        if SUPERSEDED in self.statuses:
+            self.outcome = Outcome(status=SUPERSEDED)
+            raise Superseded("another start of the run has taken over, so this job is not started again",
+                             hint="stop this job; or start it anew, to take the run back")  # fmt: skip
         self._events.add("rendezvous", world=int(ranks[0]["WORLD_SIZE"]))
         self._generation += 1
         self._ranks = {int(env["LOCAL_RANK"]): int(env["RANK"]) for env in ranks}
@@ -93,8 +96,6 @@ class LocalHost:
         for end in self._crew.wait(self._options.monitor_s):
             self._note(end)
         if bad := [e for e in self._ends.values() if e.status not in (DONE, STOPPED)]:
-            for end in self._crew.wait(_LATE_S) if bad[0].status == SUPERSEDED else ():
-                self._note(end)
             return self._failure(bad[0])
         if any(e.status == STOPPED for e in self._ends.values()):
             return self._stopped()
@@ -201,8 +202,7 @@ class LocalHost:
                 + (f"\n  error  {failure.error.splitlines()[0]}" if failure.error else "")
             )
         self._events.add("failure", rank=failure.rank, how=failure.how, step=failure.step, restart=why is None)
-        ended = self._ended(again=why is None)
-        return ended or {failure.local_rank: (failure.pid, failure.status, why is None)}
+        return {**self._ended(again=why is None), failure.local_rank: (failure.pid, failure.status, why is None)}
 
     def _stopped(self) -> dict[int, tuple[int, int, bool]]:
         """A rank has ended with "stopped on request": the others are about to."""

@@ -8,6 +8,7 @@ import sys
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from ckpt.errors import Superseded
 from elastic.launch.host import LocalHost, Outcome
 from elastic.launch.options import Options
 from elastic.launch.verdict import DONE, STOPPED, exit_status
@@ -47,6 +48,9 @@ def _run(options: Options, host: LocalHost) -> int:
                          max_restarts=options.max_restarts, host=host)  # fmt: skip
     except torchelastic.SignalException as stop:
         return _after_signal(host, stop.sigval)
+    except Superseded as error:
+        print(f"elastic launch: {error}", file=sys.stderr, flush=True)
+        return error.exit_status
     except torchelastic.CUT_OFF as error:
         print(_cut_off(error, options.endpoint), file=sys.stderr, flush=True)
         return 1

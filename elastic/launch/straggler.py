@@ -140,6 +140,10 @@ def _cause(mine: Sequence[StepRecord], others: Sequence[Sequence[StepRecord]]) -
         value = fmean(getattr(s, name) for s in mine)
         return float(value - median(fmean(getattr(s, name) for s in r) for r in others))
 
+    def times(name: str) -> float:
+        others_s = median(fmean(getattr(s, name) for s in r) for r in others)
+        return fmean(getattr(s, name) for s in mine) / max(others_s, 1e-12)
+
     def ms(seconds: float) -> str:
         return f"{seconds * 1e3:.1f} ms"
 
@@ -148,10 +152,9 @@ def _cause(mine: Sequence[StepRecord], others: Sequence[Sequence[StepRecord]]) -
         if more(part) > 0.5 * excess:
             return cause, f"{ms(more(part))} a step more waiting for {cause} than others"
     cpu, compute = more("cpu_s"), more("compute_s")
-    if cpu > 0.5 * compute:
-        work = fmean(s.work for s in mine) / max(median(fmean(s.work for s in r) for r in others), 1e-12)
-        if work > 1.05:
-            return "imbalance", f"{work:.2f} times the work of others, {ms(cpu)} a step more CPU time"
+    if times("cpu_s") - 1 > 0.5 * (times("compute_s") - 1):  # shares: on a host that is busy, all take longer
+        if times("work") > 1.05:
+            return "imbalance", f"{times('work'):.2f} times the work of others, {ms(cpu)} a step more CPU time"
         return "compute", f"{ms(cpu)} a step more CPU time than others for the same work"
     said = f"{ms(compute)} a step longer than others with {ms(max(cpu, 0.0))} more CPU time: it was not running"
     if more("queued_s") > 0.5 * compute:

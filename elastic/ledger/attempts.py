@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 from typing import TypeVar
 
@@ -126,6 +127,12 @@ def story(events: Iterable[Event]) -> Story:
                 stays[rank] = stay
         _align(stays, number, notes)
         attempts.append(_attempt(number, epoch, stays))
+    for before, attempt in pairwise(attempts):
+        for rank, stay in attempt.stays.items():
+            old = before.stays.get(rank)
+            same = old is not None and (old.host, old.pid) == (stay.host, stay.pid)
+            if old is not None and same and stay.born is not None and stay.born < old.last:  # it entered once more
+                stay.born, stay.seconds = stay.entered, {}
     by_epoch = {a.epoch: a for a in attempts}
     for attempt in attempts:
         for stay in attempt.stays.values():

@@ -42,9 +42,10 @@ class End:
 def end_of(attempt: Attempt, following: Attempt | None) -> End:
     """Judge the end of a start from what all its ranks said, and from when the ``following`` one was born."""
     last_step_at = _last_step(attempt)
-    for clean in (attempt.lead.first(Finished), attempt.lead.first(Stopped)):
-        if clean is not None:
-            return _clean(attempt, clean[0], clean[2], last_step_at)
+    for stay in (attempt.lead, *attempt.stays.values()):  # all ranks end together, but not all may live to tell
+        for clean in (stay.first(Finished), stay.first(Stopped)):
+            if clean is not None:
+                return _clean(attempt, clean[0], clean[2], last_step_at)
     errors = sorted((at, rank, e) for rank, s in attempt.stays.items() for at, _, e in s.of(Error))
     signals = sorted((at, rank, q.source) for rank, s in attempt.stays.items() for at, _, q in s.of(StopRequested))
     noticed = min([at for at, *_ in errors] + [at for at, _, source in signals if source != "run.stop"], default=None)

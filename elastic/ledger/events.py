@@ -35,7 +35,8 @@ class Resumed:
 
     ``skipped``: (attempt, reason), newest first; ``rng`` is "restored", "derived" or "fresh"; ``seconds`` are
     by phase, on this rank. ``rolled_back``: the newest step before this start went back to an older one as asked;
-    ``skip``: global batches left out then; ``warm``: the checkpoint that a fresh run took its weights from.
+    ``skip``: global batches left out then; ``warm``: the checkpoint that a fresh run took its weights from;
+    ``inexact``: what could not be restored exactly.
     """
 
     kind: ClassVar[str] = "resumed"
@@ -47,6 +48,7 @@ class Resumed:
     rolled_back: int | None = None
     skip: int = 0
     warm: str | None = None
+    inexact: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,6 +347,7 @@ _READ: Mapping[Any, Callable[[Any], Any]] = {
     "str | None": _optional(str),
     "dict[str, float]": lambda v: {str(k): float(x) for k, x in v.items()},
     "dict[str, str]": lambda v: {str(k): str(x) for k, x in v.items()},
+    "tuple[str, ...]": lambda v: tuple(str(x) for x in v),
     "tuple[tuple[str, str], ...]": lambda v: tuple((str(a), str(b)) for a, b in v),
 }
 _ENVELOPE = [f.name for f in fields(Event) if f.name != "data"]

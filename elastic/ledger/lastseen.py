@@ -37,7 +37,7 @@ class LastWords:
     def __init__(self, url: str, *, epoch: str, start: str, rank: int) -> None:
         home = folder()
         home.mkdir(mode=0o700, exist_ok=True)
-        if home.stat().st_uid != os.getuid():
+        if not _ours(home):
             raise PermissionError(f"{home} belongs to somebody else")
         self._path = home / f"{_run(url)}-r{rank:05d}.last"
         self._head = (_MAGIC, epoch.encode()[:80], start.encode()[:32], rank)
@@ -71,7 +71,8 @@ def found(url: str, *, before: str, rank: int, world: int, first_here: bool) -> 
 
     ``first_here``: this is the first rank of its host, and tells for ranks that are no more.
     """
-    for path in sorted(folder().glob(f"{_run(url)}-r*.last")):
+    home = folder()
+    for path in sorted(home.glob(f"{_run(url)}-r*.last")) if _ours(home) else ():
         number = re.search(r"-r(\d+)\.last$", path.name)
         of = int(number[1]) if number else -1
         if of == rank or (first_here and of >= world):
@@ -81,6 +82,11 @@ def found(url: str, *, before: str, rank: int, world: int, first_here: bool) -> 
                 if seen is not None and seen.of_epoch < before:
                     yield seen
                     path.unlink()
+
+
+def _ours(home: Path) -> bool:
+    """Whether nobody else can have put anything there."""
+    return home.is_dir() and not home.is_symlink() and home.stat().st_uid == os.getuid()
 
 
 def _newest(content: bytes) -> LastSeen | None:

@@ -102,6 +102,38 @@ def test_an_earlier_drills_folder_is_replaced(monkeypatch: pytest.MonkeyPatch, t
     assert len([n for n in (folder / "history.jsonl").read_text().splitlines() if '"event": "drill"' in n]) == 1
 
 
+def test_many_seeds_are_held_once_each_and_the_worst_verdict_is_the_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "out"
+    words = ("run", "kill-any-rank", "--seeds", "2", "--out", str(folder), "--quiet", "--json", "-", *GOOD)
+    for _ in range(2):  # the second time there is nothing left to hold
+        assert drills(monkeypatch, *words) == 3
+        doc = json.loads(capsys.readouterr().out)
+        assert doc["schema"] == "drills.book/1"
+        assert [(r["drill"], r["seed"], r["verdict"]) for r in doc["results"]] == [
+            ("kill-any-rank", 1, "not verified"), ("kill-any-rank", 2, "not verified"),
+        ]  # fmt: skip
+        assert "wrote no step" in doc["results"][0]["why"]
+    assert len((folder / "results.jsonl").read_text().splitlines()) == 2
+    assert drills(monkeypatch, *(w for w in words if w not in ("--json", "-"))) == 3
+    assert "2 not verified" in capsys.readouterr().out
+
+
+def test_a_drill_can_be_had_as_toml_and_run_from_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert drills(monkeypatch, "describe", "kill-in-commit", "--toml") == 0
+    mine = tmp_path / "mine.toml"
+    mine.write_text(capsys.readouterr().out)
+    assert drills(monkeypatch, "run", str(mine), "--out", str(tmp_path / "out"), "--quiet", *GOOD) == 3
+    assert drills(monkeypatch, "report", str(tmp_path / "out")) == 3
+    mine.write_text(mine.read_text().replace('"kill"', '"kil"'))
+    assert drills(monkeypatch, "run", str(mine), "--out", str(tmp_path / "two"), *GOOD) == 2
+    assert "one of kill, kill-job" in capsys.readouterr().err
+    assert not (tmp_path / "two").exists()
+
+
 def test_a_bug_of_the_tool_is_not_reported_as_a_failed_drill(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,7 +162,7 @@ def test_describe_names_every_check_and_what_it_looks_at(
     assert "oracle sees" in out
 
 
-@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["list"], ["describe", "kill-any-rank"]])
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["list"], ["describe", "kill-in-load"]])
 def test_talking_about_drills_imports_no_torch(words: list[str]) -> None:
     code = f"""
 import sys

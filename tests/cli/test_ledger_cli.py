@@ -5,11 +5,16 @@ Golden files hold what is printed; rewrite them with ``GOLDEN=write pytest tests
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
+import termios
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +25,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from elastic.cli import cli
-from elastic.ledger.events import Error, encode
+from elastic.ledger.events import Error, encode, utc
 from tests.bench.ledger_report import write
 from tests.unit.elastic.ledgers import T0, Job, Written
 from tests.unit.elastic.test_compare import decay, told
@@ -183,6 +188,35 @@ def test_status_follows_a_ledger_that_grows(tmp_path: Path, monkeypatch: pytest.
     states = [json.loads(x)["state"] for x in result.stdout.splitlines()]
     assert states == ["running", "restarting", "finished"]
     assert len(fetched) == 3
+
+
+def test_a_terminal_is_redrawn_until_the_run_ends(tmp_path: Path) -> None:
+    """On a real (pseudo) terminal, a run that is still going at first; its ledger grows meanwhile."""
+    events = Written(KILLED).events
+    home = tmp_path / "run" / "ledger"
+    home.mkdir(parents=True)
+    now = time.time()
+    lines = [encode(replace(e, time=utc(e.unix_s - events[-1].unix_s + now))) + "\n" for e in events]
+    some = len(lines) * 9 // 10
+    (home / "e00000001-r00000-000000.jsonl").write_text("".join(lines[:some]))
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    command = [sys.executable, "-m", "elastic.cli", "status", str(tmp_path / "run"), "--watch", "--every", "200ms"]
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"}) as process:
+        os.close(theirs)
+        shown = b""
+        while b"running" not in shown:
+            shown += os.read(ours, 4096)
+        (home / "e00000001-r00000-000001.jsonl").write_text("".join(lines[some:]))
+        with contextlib.suppress(OSError):  # the terminal's other end is closed
+            while part := os.read(ours, 4096):
+                shown += part
+        assert process.wait(60) == 0, shown
+    os.close(ours)
+    text = shown.decode()
+    assert "\x1b[1A" in text or "\x1b[2K" in text  # drawn over
+    assert "finished" in text.rpartition("running")[2]
+    assert "step 100" in text or "100 on 2 ranks" in text
 
 
 def test_a_run_that_failed_or_fell_silent_is_told_by_the_status(tmp_path: Path) -> None:

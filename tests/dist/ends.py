@@ -1,7 +1,8 @@
-"""A rank that ends as asked: ``ends.py LOG HOW``; HOW is kill-once, raise, exit-N, sleep, or none."""
+"""A rank that ends as asked: ``ends.py LOG HOW``; HOW is kill-once, raise, exit-N, late-6, sleep, or none."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -31,5 +32,10 @@ if how == "kill-once" and rank == 1 and count == "0":
     os.kill(os.getpid(), 9)
 if how == "raise" and rank == 1:
     raise ValueError("a poisoned batch\nwith two lines")
+if how == "late-6":  # one rank finds out what the other only suffers from
+    if rank == 1:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(0.1)
+    raise SystemExit(6 if rank == 1 else 1)
 if how.startswith("exit-"):
     raise SystemExit(int(how.removeprefix("exit-")))

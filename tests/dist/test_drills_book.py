@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from drills.toml import EXAMPLE
@@ -116,5 +117,4 @@ def test_what_a_drill_left_that_was_killed_is_healed_by_the_next(
     healed = subprocess.run([sys.executable, "-m", "drills", "heal"], capture_output=True, text=True, check=False,
                             cwd=ROOT)  # fmt: skip
     assert "1 processes ended" in healed.stdout
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE  # nobody may reap it

@@ -59,6 +59,7 @@ def drive(folder: Path, kills: Sequence[tuple[int, int]], *, nproc: int = 2, ste
             struck.append((time.time(), victim))
             dead |= {x["pid"] for x in lines}
         assert job.wait(120) == 0, job.tail("the job failed")
+    (folder / "kills").write_text(json.dumps(struck))
     ledger = read(open_store(str(folder / "run")))
     found = account(ledger.events)
     return Proof(folder, Job.read(log), struck, ledger, found, rates(found))

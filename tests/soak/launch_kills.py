@@ -10,6 +10,7 @@ it again, the kills add up. When a job has ended, nothing of it may be left: pro
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -60,9 +61,8 @@ def campaign(kills: int, ranks: int, seed: int, out: Path) -> int:
 
 def strike(job: Job, ranks: int, rng: random.Random) -> dict[str, Any]:
     """One kill, and the way back."""
-    current: dict[int, int] = {}
-    for line in job.lines():
-        current[line["rank"]] = line["pid"]
+    lines = job.lines()
+    current = {line["rank"]: line["pid"] for line in lines}
     kind = rng.choice(KINDS if ranks > 2 else [k for k in KINDS if k != "two ranks"])
     victims = rng.sample(sorted(current), 2 if kind == "two ranks" else 1)
     began = time.monotonic()
@@ -70,8 +70,9 @@ def strike(job: Job, ranks: int, rng: random.Random) -> dict[str, Any]:
         pid = current[rank]
         if kind == "fork server":
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        os.kill(pid, signal.SIGKILL)
-    first = stepping(job, ranks, set(current.values()), 60)
+        with contextlib.suppress(ProcessLookupError):  # the other victim's end has taken it along
+            os.kill(pid, signal.SIGKILL)
+    first = stepping(job, ranks, {line["pid"] for line in lines}, 60)
     return {"kind": kind, "victims": victims, "recovered": first is not None,
             "first_s": None if first is None else first - began, "t": time.time()}  # fmt: skip
 

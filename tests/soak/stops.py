@@ -56,7 +56,10 @@ def play(kind: str, phase: str, who: str, seed: int, folder: Path, control: Path
         job.wait(60)
         took_s = time.monotonic() - asked
         output = job.output.read_text()
-    said = [e for e in read(open_store(str(folder / "run"))).events if isinstance(e.data, Stopped)]
+    events = read(open_store(str(folder / "run"))).events
+    if any(e.kind == "finished" for e in events):  # the signal came after the last step: nothing was left to stop
+        return play(kind, phase, who, seed, folder.with_name(folder.name + "-again"), control)
+    said = [e for e in events if isinstance(e.data, Stopped)]
     bad = []
     if len({e.rank for e in said}) != KINDS[kind] or len({e.step for e in said}) != 1:
         bad.append(f"stopped: {[(e.rank, e.step) for e in said]}")

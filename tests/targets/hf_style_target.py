@@ -11,10 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -39,14 +41,12 @@ class TrainingArguments:
 class TrainerState:
     global_step: int = 0
     epoch: int = 0
-    log_history: list[float] = field(default_factory=list)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"global_step": self.global_step, "epoch": self.epoch, "log_history": self.log_history[-3:]}
+        return {"global_step": self.global_step, "epoch": self.epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.global_step, self.epoch = state["global_step"], state["epoch"]
-        self.log_history = list(state["log_history"])
 
 
 class Callback:
@@ -108,7 +108,8 @@ class Trainer:
         self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda n: max(0.1, 1 - n / 100))
         self.data = Sentences(args.seed)
         self.log = os.open(args.log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT) if args.log_file else None
-        torch.manual_seed(args.seed + 7 * (1 + self.rank))
+        for seeded in (random.seed, np.random.seed, torch.manual_seed):
+            seeded(args.seed + 7 * (1 + self.rank))
 
     def train(self) -> None:
         sampler = DistributedSampler(self.data, self.world, self.rank, seed=self.args.seed)  # type: ignore[var-annotated]
@@ -122,7 +123,6 @@ class Trainer:
                 if n >= done and self.state.global_step < self.args.max_steps:
                     loss = self.training_step(inputs)
                     self.state.global_step += 1
-                    self.state.log_history.append(loss.item())
                     self.call("on_step_end", loss=loss, ids=inputs["id"].tolist())
         self.call("on_train_end")
         if dist.is_initialized():

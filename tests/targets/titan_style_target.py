@@ -8,11 +8,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -106,7 +108,8 @@ class Trainer(Stateful):
         self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda n: min(1.0, (n + 1) / 10))
         self.dataloader = Loader(config, self.rank, self.world)
         self.step = self.ntokens_seen = 0
-        torch.manual_seed(config.seed + 1 + self.rank)
+        for seeded in (random.seed, np.random.seed, torch.manual_seed):
+            seeded(config.seed + 1 + self.rank)
         self.states = ckpt.State(model=self.model, optimizer=self.optimizer, lr_scheduler=self.lr_scheduler,
                                  data=self.dataloader, train_state=self)  # fmt: skip
 

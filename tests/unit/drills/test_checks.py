@@ -306,6 +306,23 @@ train.py FAILED
 """
 
 
+RANKS = """[rank0]: Traceback (most recent call last):
+[rank1]: Traceback (most recent call last):
+[rank0]:   File "train.py", line 4, in <module>
+[rank1]:   File "train.py", line 4, in <module>
+[rank0]: ckpt.errors.Refused: [C-U] 1 values are not the same on all ranks
+[rank1]: ckpt.errors.Refused: [C-U] 1 values are not the same on all ranks
+[rank0]:   loss  differs from rank 0 on rank 1
+[rank1]:   loss  differs from rank 0 on rank 1
+"""
+
+
+def test_ranks_that_speak_at_once_are_told_apart() -> None:
+    assert last_words(replace(drilled(), said=RANKS)) == (
+        "ckpt.errors.Refused: [C-U] 1 values are not the same on all ranks; loss differs from rank 0 on rank 1"
+    )
+
+
 def test_last_words_are_those_of_a_worker_with_its_facts() -> None:
     assert last_words(replace(drilled(), said=SAID)) == (
         "ckpt.errors.NotProven: [C-F] what was restored is not what was saved; rng.rank00001 torch: differs"

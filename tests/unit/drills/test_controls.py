@@ -50,7 +50,7 @@ def test_a_kept_run_is_put_into_another_drill_as_if_it_had_run_there(script: Pat
     for folder in (first, second):
         folder.mkdir()
     shelf = Shelf(tmp_path / "controls", plan(script))
-    assert shelf.commits() is None
+    assert shelf.kept() is None
     with History(first) as h:
         h.begin(plan(script), {})
         h.add("run.started", run="control", url=shelf.url, argv=["a"], pid=1, start=1)
@@ -60,7 +60,8 @@ def test_a_kept_run_is_put_into_another_drill_as_if_it_had_run_there(script: Pat
         (first / "control").mkdir()
         (first / "control/log.jsonl").write_text('{"step": 1, "rank": 0}\n')
         shelf.keep(first)
-    assert shelf.commits() == {"n"}
+    assert shelf.kept() == (shelf.url, {"n"})
+    assert Shelf(tmp_path / "controls", plan(script)).kept() == shelf.kept()
     with History(second) as h:
         h.begin(plan(script), {})
         shelf.take(second, h)

@@ -117,17 +117,18 @@ def test_a_process_that_is_held_back_gets_its_share_and_no_more(jobs: Jobs) -> N
     p = jobs.start(COUNT)
     fault = Throttle(share=0.2)
 
-    def got(seconds: float) -> float:
-        before, t = psutil.Process(p.pid).cpu_times().user, time.monotonic()
-        time.sleep(seconds)
-        return float((psutil.Process(p.pid).cpu_times().user - before) / (time.monotonic() - t))
+    def stopped(samples: int = 150) -> float:
+        seen = 0
+        for _ in range(samples):
+            seen += state(p) == "stopped"
+            time.sleep(0.007)
+        return seen / samples
 
     fault.inject(jobs.site)
-    held = got(2.0)
+    assert until(lambda: state(p) == "stopped")
+    assert 0.5 < stopped() < 0.99  # four fifths, and what a busy machine adds or takes
     assert fault.heal(jobs.site).startswith("let go")
-    assert held < 0.35  # of one core; the rest is what a busy machine leaves
-    assert state(p) in ("running", "sleeping")
-    assert got(1.0) > held
+    assert stopped(30) == 0
 
 
 def test_memory_is_limited_for_one_process_and_given_back(jobs: Jobs) -> None:
@@ -206,6 +207,7 @@ print('up', flush=True)
 os.makedirs(root + '/steps/000000000007/e00000001-0'); os.makedirs(root + '/commits')
 for n in range(200):
     time.sleep(0.02)
+    with open(root + '/turns', 'w') as f: f.write(str(n))
     with open(data, 'wb') as f: f.write(b'x')
     if os.path.exists(data): open(data, 'rb').close()
     open(root + '/commits/tmp', 'wb').close()
@@ -230,9 +232,10 @@ def test_a_file_call_is_held_in_its_phase_and_let_go(jobs: Jobs, phase: str, sai
     assert held is not None
     assert (held.pid, held.rank, held.phase) == (p.pid, 0, phase)
     assert held.what.startswith(said)
-    before = psutil.Process(p.pid).cpu_times().user
-    time.sleep(0.2)
-    assert psutil.Process(p.pid).cpu_times().user - before < 0.2
+    turns = Path(f"{jobs.site.local}/turns")
+    before = turns.read_text()
+    time.sleep(0.5)
+    assert turns.read_text() == before
     gate.open(drop=False)
     assert p.stdout is not None
     assert p.stdout.readline() == "done\n"

@@ -71,6 +71,7 @@ def test_a_mount_that_was_left_goes_and_one_that_is_not_the_drills_stays(tmp_pat
                  "mounts": [str(mine), str(foreign)]}  # fmt: skip
         (leftovers.folder() / f"{drill}.json").write_text(json.dumps(state))
         (said,) = leftovers.heal()
+        leftovers.unmount(str(foreign), f"{drill}:drilled")
         assert f"{mine} unmounted" in said
         assert not os.path.ismount(mine)
         assert os.path.ismount(foreign)

@@ -105,6 +105,13 @@ def test_another_number_of_ranks_is_compared_as_a_whole() -> None:
     assert "up to the first change" in check(shrunk(), SHRINK, "state bitwise").detail
 
 
+def test_a_step_that_was_cut_off_is_not_taken_for_one_with_fewer_samples() -> None:
+    record = shrunk()
+    log = record.runs["drilled"].log
+    record.runs["drilled"].log = Log(tuple(n for n in log.lines if (n.step, n.rank, n.pid) != (12, 1, 101)))
+    assert [c.name for c in judge(record, SHRINK) if c.verdict is not Verdict.PASS] == []
+
+
 @pytest.mark.parametrize(
     ("change", "name", "said"),
     [

@@ -141,3 +141,28 @@ def test_a_position_counted_on_other_data_is_refused() -> None:
 def test_state_is_plain_data_that_a_step_can_hold() -> None:
     sampler = ElasticSampler(torch.zeros(7), 2)
     assert {type(v) for v in sampler.state_dict().values()} == {int}
+
+
+def test_a_batch_of_each_rank_scales_with_the_ranks_and_loses_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = ElasticSampler(60, 5, seed=3, per_rank=True)
+    seen: list[int] = []
+    for world, steps in ((4, 3), (2, 4), (1, 5), (3, 4)):
+        monkeypatch.setattr("elastic.data.rank_and_world", lambda world=world: (0, world))
+        assert sampler.global_batch == 5 * world
+        again = ElasticSampler(60, 5, per_rank=True)
+        again.load_state_dict(sampler.state_dict())
+        sampler = again
+        for _ in range(steps):
+            seen += [i for rank in range(world) for i in next(sampler.share(rank, world))]
+            sampler.advance()
+    assert sampler.position == len(seen) == 60 + 40 + 25 + 60
+    assert seen == sample_at(3, 60, np.arange(len(seen))).tolist()
+    assert sorted(seen[:60]) == sorted(seen[60:120]) == list(range(60))
+
+
+def test_a_batch_of_each_rank_is_no_batch_of_all() -> None:
+    saved = ElasticSampler(60, 5, per_rank=True).state_dict()
+    with pytest.raises(Mismatch, match="one of each rank here, or the other way"):
+        ElasticSampler(60, 5).load_state_dict(saved)
+    with pytest.raises(Mismatch, match="one of each rank"):
+        ElasticSampler(60, 5, per_rank=True).load_state_dict(ElasticSampler(60, 5).state_dict())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from elastic.ledger.attempts import story
 from elastic.ledger.ends import rows_of
-from elastic.ledger.events import Error, Evaluated, Event, Resumed, Stopped, StopRequested, decode, encode, utc
+from elastic.ledger.events import Error, Evaluated, Event, Resumed, Steps, Stopped, StopRequested, decode, encode, utc
 from elastic.ledger.goodput import CAUSES, PRODUCTIVE, Account, account
 from elastic.ledger.rates import rates
 from tests.unit.elastic.ledgers import T0, Job, Written
@@ -205,9 +205,43 @@ def test_of_another_ranks_sums_only_the_steps_that_are_missing_are_taken() -> No
     assert row.n
 
 
+def test_a_ledger_of_an_older_release_is_accounted_for_as_well() -> None:
+    """Its rows tell of no save stalls, no CPU time and no distribution: the saves themselves tell of their stall."""
+    written = Written(replace(KILLED, last_seen=False))
+    old = [replace(e, data=replace(e.data, save_s=None, times=None, cpu_s=None)) if isinstance(e.data, Steps) else e
+           for e in written.events]  # fmt: skip
+    found = account(old)
+    near(found, written, rel=0.05)
+    assert rates(found).times.n == 0
+
+
+def test_a_run_that_one_process_enters_again_was_not_born_twice() -> None:
+    """As in a notebook: the process is older than its second start."""
+    first = Written(Job()).events
+    second = []
+    for e in first:
+        data = e.data
+        if isinstance(data, Resumed):
+            data = replace(data, seconds={**data.seconds, "start": 100.0})
+        second.append(replace(jumped(e, 80.0), epoch="e00000002", start="x" + e.start, data=data))
+    again = account([*first, *(replace(e, pid=7) for e in second)])
+    assert [n for n in again.notes if "start 2" in n]
+    found = account([*first, *second])
+    tiled(found)
+    assert found.notes == ()
+    assert found.parts[1].attempt.born == pytest.approx(T0 + 80 + 3, abs=0.01)
+
+
+def test_one_rank_that_lived_to_tell_of_the_end_is_enough() -> None:
+    events = [e for e in Written(Job()).events if not (e.kind == "finished" and e.rank == 0)]
+    found = account(events)
+    tiled(found)
+    assert (found.running, found.parts[0].end.how) == (False, "finished")
+
+
 def test_the_same_event_twice_counts_once() -> None:
     events = Written(KILLED).events
-    once, twice = (rates(account(some)) for some in (events, [*events, *reversed(events)]))
+    once, twice = (rates(account(some)) for some in (events, [*events, *map(replace, reversed(events))]))
     assert [r.n for r in twice.ranks] == [r.n for r in once.ranks]
     assert twice.counted == once.counted
 

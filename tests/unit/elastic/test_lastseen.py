@@ -83,6 +83,14 @@ def test_an_older_process_that_still_runs_keeps_out_of_the_way() -> None:
     assert [s.steps for s in look(before="e00000003")] == [9]
 
 
+def test_a_folder_that_somebody_else_may_have_made_is_not_trusted(home: Path) -> None:
+    (home / "elsewhere").mkdir()
+    lastseen.folder().symlink_to(home / "elsewhere")
+    with pytest.raises(PermissionError, match="belongs to somebody else"):
+        words()
+    assert look() == []
+
+
 PROGRAM = """
 import os, sys, time
 from elastic.ledger import lastseen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import json
@@ -200,7 +201,7 @@ def test_where_the_main_thread_is() -> None:
 
     layers: dict[str, object] = {"__name__": "torch.nn.fake", "sys": sys, "look": beats._whereabouts}
     exec("def deep(n): return deep(n - 1) if n else look(sys._getframe())", layers)
-    inside = names["wrapped"](lambda: layers["deep"](5))  # type: ignore[operator]
+    inside = names["wrapped"](functools.partial(layers["deep"], 5))  # type: ignore[operator, arg-type]
     assert inside[0] == beats.OWN_CODE  # the wrapper of torch.distributed is far below: this is a forward pass
 
 
