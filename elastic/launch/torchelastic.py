@@ -7,13 +7,14 @@ were. Public classes do the rest: ``SimpleElasticAgent`` runs the loop (rendezvo
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import signal
 import socket
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -214,7 +215,9 @@ class Fenced(Alone):
     def next_rendezvous(self) -> RendezvousInfo:
         """As the other one does it."""
         self._hosts = None
-        info = self._inner.next_rendezvous()
+        # with a store of its own to share, torch's rendezvous publishes where it is only once
+        with _environ(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"):
+            info = self._inner.next_rendezvous()
         store = PrefixStore("torchrelay/workers", info.store)
         self._server, found = _serve(self._addr, store, info.rank)
         self._hosts = _Hosts(PrefixStore("torchrelay/hosts", info.store), info.rank, info.world_size, self._lost_s)
@@ -247,6 +250,20 @@ class Fenced(Alone):
         """See torch."""
         self._server = None
         return self._inner.shutdown()
+
+
+@contextlib.contextmanager
+def _environ(**values: str) -> Iterator[None]:
+    before = {k: os.environ.get(k) for k in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for k, v in before.items():
+            if v is None:
+                del os.environ[k]
+            else:
+                os.environ[k] = v
 
 
 class _Hosts:

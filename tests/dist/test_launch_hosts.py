@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousHandler
 
+from elastic.commands.launch import SAFE_CONF
+from elastic.launch.torchelastic import rendezvous
 from tests.dist.hosts import allowed, net
 from tests.dist.launch import Line
 
-pytestmark = [pytest.mark.dist, pytest.mark.skipif(not allowed(), reason="no network namespaces: not verified here")]
+pytestmark = pytest.mark.dist
+needs_hosts = pytest.mark.skipif(not allowed(), reason="no network namespaces: not verified here")
 RING = Path(__file__).parent / "ring.py"
 
 
@@ -34,6 +40,31 @@ def since(lines: list[Line], pids: set[int]) -> set[int]:
     return {x["rank"] for x in lines if "step" in x and x["pid"] not in pids}
 
 
+def rendezvous_of(port: int) -> RendezvousHandler:
+    return rendezvous(backend="c10d", endpoint=f"127.0.0.1:{port}", run_id="job", nodes=(1, 2), blind_s=10,
+                      local_addr="127.0.0.1", conf={**SAFE_CONF, "is_host": "0"})  # fmt: skip
+
+
+def test_a_joining_host_hears_where_the_workers_meet(tmp_path: Path) -> None:
+    """Stock torchelastic tells only in the first round: a host that joins later waits in vain, and both end."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    first = rendezvous_of(server.port)
+    assert first.next_rendezvous().world_size == 1
+    with ThreadPoolExecutor(1) as pool:
+        second = rendezvous_of(server.port)
+        joins = pool.submit(second.next_rendezvous)
+        end = time.monotonic() + 60
+        while not first.num_nodes_waiting():
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        mine, theirs = first.next_rendezvous(), joins.result(60)
+    assert (mine.rank, theirs.rank, mine.world_size, theirs.world_size) == (0, 1, 2, 2)
+    assert mine.bootstrap_store_info == theirs.bootstrap_store_info
+    first.shutdown()
+    second.shutdown()
+
+
+@needs_hosts
 def test_a_host_is_lost_and_another_joins(tmp_path: Path) -> None:
     args = ("elastic", "100000", str(tmp_path / "log"))
     with net() as n, n.store(tmp_path), n.launch("a", tmp_path, RING, *args) as a:
@@ -63,6 +94,7 @@ def two_at_once(lines: list[Line]) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
+@needs_hosts
 def test_the_host_that_is_cut_off_ends_its_ranks_and_the_other_goes_on(tmp_path: Path) -> None:
     args = ("elastic", "100000", str(tmp_path / "log"))
     with net() as n, n.store(tmp_path), n.launch("a", tmp_path, RING, *args) as a:

@@ -34,6 +34,7 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     "str | None": st.none() | text,
     "dict[str, float]": st.dictionaries(text, number, max_size=3),
     "dict[str, str]": st.dictionaries(text, text, max_size=3),
+    "tuple[str, ...]": st.lists(text, max_size=3).map(tuple),
     "tuple[tuple[str, str], ...]": st.lists(st.tuples(text, text), max_size=3).map(tuple),
 }
 
