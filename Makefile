@@ -34,6 +34,9 @@ bench: $(READY)
 	$(BIN)/python -m tests.bench.save_load
 	$(BIN)/python -m tests.bench.agreement
 	$(BIN)/python -m tests.bench.loop_overhead
+	$(BIN)/python -m tests.bench.ledger_report
+	$(BIN)/python -m tests.bench.ledger_step
+	$(BIN)/python -m tests.bench.compare_worlds
 	$(BIN)/python -m tests.bench.fingerprint_speed
 	$(BIN)/python -m tests.bench.fingerprint_share
 	$(BIN)/python -m tests.bench.validate_rate

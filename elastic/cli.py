@@ -15,14 +15,20 @@ import click
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "launch": ("elastic.commands.launch:command", "Start the ranks of a job and keep them going."),
-    "interval": ("elastic.commands.interval:command", "How often to save, what it costs, what to fix first."),
-    "plan": ("elastic.commands.plan:command", "How far a job can grow, and what a deadline needs."),
+    "interval": ("elastic.commands.economics.interval:command", "How often to save, what it costs, what to fix first."),
+    "plan": ("elastic.commands.economics.plan:command", "How far a job can grow, and what a deadline needs."),
     "store": ("elastic.commands.store:command", "Hold the store where the hosts of a job meet."),
     "doctor": ("elastic.commands.doctor:command", "Whether the time-outs of a job heal it, or kill it."),
-    "goodput": ("elastic.commands.goodput:command", "Where the hours of a run went, by cause, start and rank."),
-    "failures": ("elastic.commands.failures:command", "What ended a run, what it cost, and the way back by phase."),
-    "status": ("elastic.commands.status:command", "How a run stands now: step, speed, what is durable."),
-    "compare": ("elastic.commands.compare:command", "Runs side by side: efficiency, and time to the same quality."),
+    "goodput": ("elastic.commands.ledger.goodput:command", "Where the hours of a run went, by cause, start and rank."),
+    "failures": (
+        "elastic.commands.ledger.failures:command",
+        "What ended a run, what it cost, and the way back by phase.",
+    ),
+    "status": ("elastic.commands.ledger.status:command", "How a run stands now: step, speed, what is durable."),
+    "compare": (
+        "elastic.commands.ledger.compare:command",
+        "Runs side by side: efficiency, and time to the same quality.",
+    ),
 }
 """name -> (module:attribute, what the command answers in one line)."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from elastic.commands.options import DURATION
+from elastic.commands.economics.options import DURATION
 
 _MARKS = {"good": "ok", "warning": "WARN", "wrong": "WRONG", "not verified": "?"}
 _STATUS = {"good": 0, "warning": 0, "not verified": 3, "wrong": 1}

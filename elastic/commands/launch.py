@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from elastic.commands.options import DURATION, Quantity
+from elastic.commands.economics.options import DURATION, Quantity
 from elastic.launch import forkserver, options
 from elastic.launch.task import MODULE, PROGRAM, SCRIPT
 from elastic.units import parse_duration

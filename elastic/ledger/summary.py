@@ -21,6 +21,7 @@ from elastic.ledger.quantiles import Quantiles
 from elastic.ledger.writer import Writer
 
 _log = logging.getLogger("elastic")
+_MANY = 128
 _RSS = 1 if sys.platform == "darwin" else 1024  # what getrusage counts memory in
 
 
@@ -33,7 +34,7 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._n, self._least_s, self._most_s = 0, math.inf, 0.0
-        self._whole = Quantiles()
+        self._whole, self._wholes = Quantiles(), list[float]()  # the latter wait: one by one, they cost more
         self._body_s = self._data_s = self._boundary_s = self._save_s = self._cpu_s = self._since_s = 0.0
         self._steps = 0
         self._cpu_at: float | None = None
@@ -64,7 +65,9 @@ class StepTimes:
         self._n += 1
         self._body_s += body_s
         self._least_s, self._most_s = min(self._least_s, body_s), max(self._most_s, body_s)
-        self._whole.add(self._since_s + body_s + data_s)
+        self._wholes.append(self._since_s + body_s + data_s)
+        if len(self._wholes) == _MANY:
+            self._fold()
         self._data_s += data_s
         self._since_s = 0.0
         self._steps += 1
@@ -87,6 +90,7 @@ class StepTimes:
         """What was added since the last row; None for no step."""
         if not self._n:
             return None
+        self._fold()
         measured = self._cpu_at is not None
         row = Steps(
             n=self._n, seconds=self._body_s, min_s=self._least_s, max_s=self._most_s,
@@ -98,6 +102,11 @@ class StepTimes:
         self._body_s = self._data_s = self._boundary_s = self._save_s = self._cpu_s = self._most_s = 0.0
         self._n, self._least_s, self._whole = 0, math.inf, Quantiles()
         return row
+
+    def _fold(self) -> None:
+        for seconds in self._wholes:
+            self._whole.add(seconds)
+        self._wholes.clear()
 
     def close(self) -> None:
         """The run is left in good order: nothing is left on the host."""
@@ -123,7 +132,7 @@ class Metrics:
     def __init__(self, *, level: int) -> None:
         self._level = level
         self._waiting: list[tuple[int, dict[str, _Later]]] = []
-        self._rows: dict[str, Metric] = {}
+        self._rows: dict[str, list[float]] = {}  # n, sum, min, max, last: cheap to add to between two steps
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Keep ``values`` of step number ``step``; starts copies from devices, waits for nothing."""
@@ -138,30 +147,24 @@ class Metrics:
                 _log.log(self._level, "step %d  %s", step, "  ".join(f"{k}={v:.6g}" for k, v in numbers.items()))
             for name, x in numbers.items():
                 row = self._rows.get(name)
-                self._rows[name] = one(name, x) if row is None else _with(row, x)
+                if row is None:
+                    self._rows[name] = [1, x, x, x, x]
+                else:
+                    row[:] = row[0] + 1, row[1] + x, min(row[2], x), max(row[3], x), x
 
     def rows(self) -> list[Metric]:
         """A row a name, of what was settled since the last call."""
-        rows, self._rows = list(self._rows.values()), {}
-        return rows
+        rows, self._rows = self._rows, {}
+        return [
+            Metric(name=name, n=int(n), mean=total / n, min=least, max=most, last=last)
+            for name, (n, total, least, most, last) in rows.items()
+        ]
 
 
 def one(name: str, value: Any) -> Metric:
     """A metric of one value, read at once."""
     x = _Later(name, value).read()
     return Metric(name=name, last=x, mean=x, min=x, max=x)
-
-
-def _with(row: Metric, x: float) -> Metric:
-    n = row.n + 1
-    return Metric(
-        name=row.name,
-        last=x,
-        n=n,
-        mean=row.mean + (x - row.mean) / n,
-        min=min(row.min, x),
-        max=max(row.max, x),
-    )
 
 
 class _Later:

@@ -161,7 +161,7 @@ def test_status_once_and_watched(inside: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_status_follows_a_ledger_that_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects that are there already are not read again; the end of the run ends the watch."""
-    import elastic.commands.status as home
+    import elastic.commands.ledger.status as home
     from ckpt.store import open_store
 
     events = Written(KILLED).events
@@ -279,8 +279,8 @@ def test_the_prometheus_file_is_one_that_it_reads(inside: Path, tmp_path: Path) 
 
 def test_a_label_of_the_prometheus_file_may_hold_anything(home: Path) -> None:
     from ckpt.store import open_store
-    from elastic.commands.prom import exposition
-    from elastic.commands.show_goodput import Told
+    from elastic.commands.ledger.prom import exposition
+    from elastic.commands.ledger.show_goodput import Told
     from elastic.ledger.goodput import account
     from elastic.ledger.rates import rates
     from elastic.ledger.reader import read

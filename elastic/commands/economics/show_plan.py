@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
 
-from elastic.commands.basis import WIDTH, wrapped
+from elastic.commands.economics.basis import WIDTH, wrapped
 from elastic.economics import budget
 from elastic.economics.scale import Scaling
 from elastic.units import show_bytes, show_duration, show_number

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from elastic.commands.basis import wrapped
+from elastic.commands.economics.basis import wrapped
 from elastic.ledger.goodput import CAUSES, PRODUCTIVE, Account, Part
 from elastic.ledger.rates import RankTimes, Rates
 from elastic.units import show_duration as time

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from html import escape
 from statistics import median
 
-from elastic.commands.draw import MAX_MARKS, clock_ticks, label, rect, svg, ticks
-from elastic.commands.show_goodput import split
+from elastic.commands.ledger.draw import MAX_MARKS, clock_ticks, label, rect, svg, ticks
+from elastic.commands.ledger.show_goodput import split
 from elastic.ledger.attempts import Stay
 from elastic.ledger.events import SaveCommitted, SaveStarted
 from elastic.ledger.goodput import CAUSES, Account, Part, Slice

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from elastic.commands.basis import wrapped
-from elastic.commands.show_goodput import percent, table
+from elastic.commands.economics.basis import wrapped
+from elastic.commands.ledger.show_goodput import percent, table
 from elastic.ledger.compare import Comparison, Entry
 from elastic.units import show_duration as time
 from elastic.units import show_number as number

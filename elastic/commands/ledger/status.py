@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from elastic.commands.options import DURATION
-from elastic.commands.source import events_of, reachable, reader
+from elastic.commands.economics.options import DURATION
+from elastic.commands.ledger.source import events_of, reachable, reader
 
 
 @click.command("status", short_help="How a run stands now: step, speed, what is durable, whether it lives.")
@@ -37,7 +37,7 @@ def command(url: str, **o: Any) -> None:
     Exit status: 0 running, finished or stopped; 1 failed and nobody has gone on; 3 silent; 4 where no ledger is;
     5 for storage.
     """
-    from elastic.commands import show_status
+    from elastic.commands.ledger import show_status
     from elastic.ledger.status import Status, status
 
     source = reader(url, o)
@@ -74,7 +74,7 @@ def _live(url: str, look: Any, every_s: float) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    from elastic.commands.show_status import COLOURS, facts
+    from elastic.commands.ledger.show_status import COLOURS, facts
 
     def drawn(s: Any, notes: tuple[str, ...]) -> Table:
         grid = Table.grid(padding=(0, 2))

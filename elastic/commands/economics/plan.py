@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from elastic import units
-from elastic.commands.options import (
+from elastic.commands.economics.options import (
     BYTES,
     DURATION,
     LARGE,
@@ -84,8 +84,8 @@ def command(**o: Any) -> None:
 
     Exit status: 0, or 2 when the question cannot be answered as asked.
     """
-    from elastic.commands import show_plan
-    from elastic.commands.basis import rests_on
+    from elastic.commands.economics import show_plan
+    from elastic.commands.economics.basis import rests_on
     from elastic.economics import budget
     from elastic.economics.posterior import rate_of_job
     from elastic.economics.scale import Efficiency, Scaling
@@ -144,7 +144,7 @@ def _measured(o: dict[str, Any], per_node: int) -> dict[float, float]:
     out = {}
     for text in o["measured"]:
         if "/" in text:
-            from elastic.commands.from_run import step_at
+            from elastic.commands.economics.from_run import step_at
 
             world, seconds = step_at(text, o)
             out[world / per_node] = seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from elastic.commands.show_goodput import QUANTILES, Told
+from elastic.commands.ledger.show_goodput import QUANTILES, Told
 from elastic.ledger.events import SaveCommitted
 from elastic.ledger.goodput import PRODUCTIVE
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from elastic.commands.options import LARGE, USD
-from elastic.commands.source import events_of, reachable, reader, write_whole
+from elastic.commands.economics.options import LARGE, USD
+from elastic.commands.ledger.source import events_of, reachable, reader, write_whole
 
 
 @click.command("goodput", short_help="Where the hours of a run went, by cause, start and rank.")
@@ -49,7 +49,7 @@ def command(url: str, **o: Any) -> None:
 
     Exit status: 0, 2 for a question that cannot be answered as asked, 4 where no ledger is, 5 for storage.
     """
-    from elastic.commands import show_goodput
+    from elastic.commands.ledger import show_goodput
     from elastic.ledger.goodput import account
     from elastic.ledger.rates import mfu, rates
 
@@ -68,12 +68,12 @@ def command(url: str, **o: Any) -> None:
     told = show_goodput.Told(url=url, account=whole, rates=speed, mfu=share, price=o["price"], notes=tuple(notes),
                              flops_given=flops)  # fmt: skip
     if o["html"]:
-        from elastic.commands.page_goodput import page
+        from elastic.commands.ledger.page_goodput import page
 
         write_whole(o["html"], page(told))
         click.echo(f"wrote {o['html']}", err=True)
     if o["prom"]:
-        from elastic.commands.prom import exposition
+        from elastic.commands.ledger.prom import exposition
 
         write_whole(o["prom"], exposition(told))
         click.echo(f"wrote {o['prom']}", err=True)

@@ -256,7 +256,7 @@ def read(o: dict[str, Any], **job: Any) -> Asked:
     """Inputs from parsed options. Raises click.UsageError with a sentence for what cannot be."""
     try:
         if o["url"] is not None:
-            from elastic.commands.from_run import fill
+            from elastic.commands.economics.from_run import fill
 
             fill(o)
         elif (o["options"] or o["client"]) and not any("/" in text for text in o.get("measured", ())):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ckpt.errors import NotFound
-from elastic.commands.source import storage_options
+from elastic.commands.ledger.source import storage_options
 from elastic.economics.fitting import Fit, fit
 from elastic.economics.inputs import PRIOR_FAILURES, BadInput
 from elastic.ledger.history import Life, dead_s, lives, slowdown, stall_s, step_s

@@ -8,8 +8,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from elastic.commands import plots_goodput
-from elastic.commands.show_goodput import QUANTILES, Told, how, moment, percent, split
+from elastic.commands.ledger import plots_goodput
+from elastic.commands.ledger.show_goodput import QUANTILES, Told, how, moment, percent, split
 from elastic.ledger.goodput import CAUSES, PRODUCTIVE
 from elastic.units import show_duration, show_number
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from elastic.commands.basis import wrapped
-from elastic.commands.show_goodput import moment, percent
+from elastic.commands.economics.basis import wrapped
+from elastic.commands.ledger.show_goodput import moment, percent
 from elastic.ledger.ends import printable
 from elastic.ledger.status import Status
 from elastic.units import show_duration as time

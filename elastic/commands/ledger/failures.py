@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from elastic.commands.options import duration
-from elastic.commands.source import events_of, reachable, reader
+from elastic.commands.economics.options import duration
+from elastic.commands.ledger.source import events_of, reachable, reader
 from elastic.ledger.recoveries import BUDGETS_S, PHASES
 from elastic.units import BadUnit
 
@@ -46,7 +46,7 @@ def command(url: str, **o: Any) -> None:
     Exit status: 0, also with warnings; 2 for a question that cannot be answered as asked, 4 where no ledger is,
     5 for storage.
     """
-    from elastic.commands import show_failures
+    from elastic.commands.ledger import show_failures
     from elastic.ledger.goodput import account
     from elastic.ledger.recoveries import recoveries
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from html import escape
 
-from elastic.commands.draw import MAX_MARKS, clock_ticks, label, line, svg, ticks
+from elastic.commands.ledger.draw import MAX_MARKS, clock_ticks, label, line, svg, ticks
 from elastic.ledger.compare import Comparison
 from elastic.units import show_duration as time
 from elastic.units import show_number as number

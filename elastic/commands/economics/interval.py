@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from elastic import units
-from elastic.commands.options import DURATION, SHARE, Between, duration, read, refuse, shared, write
+from elastic.commands.economics.options import DURATION, SHARE, Between, duration, read, refuse, shared, write
 from elastic.economics.inputs import BadInput
 
 
@@ -57,7 +57,7 @@ def command(**o: Any) -> None:
 
     Exit status: 0, or 2 when the question cannot be answered as asked.
     """
-    from elastic.commands import show_interval
+    from elastic.commands.economics import show_interval
     from elastic.economics.interval import recommend
 
     asked = read(
@@ -73,7 +73,7 @@ def command(**o: Any) -> None:
     try:
         plan = recommend(asked.rates, asked.costs, asked.job)
         if o["svg"] or o["html"]:
-            from elastic.commands import picture
+            from elastic.commands.economics import picture
 
             pages = {"svg": picture.svg(plan), "html": picture.page(plan, show_interval.text(plan, asked, None))}
             write({o[name]: content for name, content in pages.items() if o[name]})

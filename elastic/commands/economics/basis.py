@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic.commands.options import Asked
+from elastic.commands.economics.options import Asked
 from elastic.economics.inputs import Costs
 from elastic.economics.posterior import Posterior
 from elastic.units import show_duration as time

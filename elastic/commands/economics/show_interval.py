@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import asdict
 
-from elastic.commands.basis import WIDTH, rests_on, wrapped
-from elastic.commands.options import FLAGS, Asked
+from elastic.commands.economics.basis import WIDTH, rests_on, wrapped
+from elastic.commands.economics.options import FLAGS, Asked
 from elastic.economics.advice import flat_region, levers, rivals, sensitivity, total_time, what_reaches
 from elastic.economics.inputs import given
 from elastic.economics.interval import Plan

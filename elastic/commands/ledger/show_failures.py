@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elastic.commands.basis import wrapped
-from elastic.commands.show_goodput import how, moment, table
+from elastic.commands.economics.basis import wrapped
+from elastic.commands.ledger.show_goodput import how, moment, table
 from elastic.ledger.goodput import Account
 from elastic.ledger.recoveries import PHASES, Recovery, summary
 from elastic.units import show_duration as time

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from elastic.commands.source import events_of, reachable, reader, write_whole
+from elastic.commands.ledger.source import events_of, reachable, reader, write_whole
 
 
 @click.command("compare", short_help="Runs side by side: efficiency, and time to the same quality.")
@@ -39,7 +39,7 @@ def command(urls: tuple[str, ...], **o: Any) -> None:
 
     Exit status: 0; 2 for a question that cannot be answered as asked, 4 where a run has no ledger, 5 for storage.
     """
-    from elastic.commands import show_compare
+    from elastic.commands.ledger import show_compare
     from elastic.ledger.compare import compare
     from elastic.ledger.goodput import account
 
@@ -75,8 +75,8 @@ def _named(run: str) -> tuple[str, str]:
 def _files(c: Any, o: dict[str, Any]) -> dict[Path, str]:
     if not (o["svg"] or o["html"]):
         return {}
-    from elastic.commands import plots_compare, show_compare
-    from elastic.commands.page_goodput import environment, picture
+    from elastic.commands.ledger import plots_compare, show_compare
+    from elastic.commands.ledger.page_goodput import environment, picture
 
     files: dict[Path, str] = {}
     if o["svg"]:
