@@ -27,19 +27,22 @@ from tests.dist.launch_elastic import left_behind, shared_memory
 
 KINDS = ("rank", "rank", "rank", "two ranks", "fork server")
 PER_JOB = 10
+CACHES = ("torchinductor_", "torchrelay-")  # one a user, kept from job to job on purpose
 
 
-def leftovers() -> set[str]:
-    """What a job could leave outside of its own folder."""
-    temporary = {name for name in os.listdir(tempfile.gettempdir()) if "torchelastic" in name or "elastic-" in name}
-    return temporary | {f"/dev/shm/{name}" for name in shared_memory()}
+def leftovers(folder: Path, pids: set[int]) -> list[str]:
+    """Temporary files and shared memory of a job whose TMPDIR was ``folder``; those of other jobs do not count."""
+    segments = [name for name in shared_memory() if any(str(pid) in name for pid in pids)]
+    return sorted([p.name for p in folder.iterdir() if not p.name.startswith(CACHES)] + segments)
 
 
 def campaign(kills: int, ranks: int, seed: int, out: Path) -> int:
     """One job with up to ``PER_JOB`` kills; how many there were."""
-    rng, before = random.Random(seed), leftovers()
-    with tempfile.TemporaryDirectory() as name:
-        log = Path(name) / "log"
+    rng = random.Random(seed)
+    with tempfile.TemporaryDirectory(dir=out.parent) as name:
+        log, temporary = Path(name) / "log", Path(name) / "tmp"
+        temporary.mkdir()
+        os.environ["TMPDIR"] = str(temporary)  # of the job
         args = ("elastic", str(Path(name) / "run"), "1000000", str(log))
         with ours(WORKER, *args, nproc=ranks, log=log, restarts=1000) as job:
             done = 0
@@ -51,7 +54,8 @@ def campaign(kills: int, ranks: int, seed: int, out: Path) -> int:
                 if done == min(kills, PER_JOB):
                     job.process.kill() if rng.random() < 0.5 else job.process.terminate()
                     status = job.wait(60)
-                    result |= {"ended": status, "left": left_behind(job), "files": sorted(leftovers() - before)}
+                    result |= {"ended": status, "left": left_behind(job),
+                               "files": leftovers(temporary, {x["pid"] for x in job.lines()})}  # fmt: skip
                 append(out, {**result, "ranks": ranks, "seed": seed, "loadavg": os.getloadavg()[0]})
                 if not result["recovered"]:
                     append(out, {"output": job.tail("not back")[-3000:]})
