@@ -34,6 +34,7 @@ bench: $(READY)
 	$(BIN)/python -m tests.bench.save_load
 	$(BIN)/python -m tests.bench.agreement
 	$(BIN)/python -m tests.bench.loop_overhead
+	$(BIN)/python -m tests.bench.recovery_time --ranks 2 --rounds 10
 	$(BIN)/python -m tests.bench.ledger_report
 	$(BIN)/python -m tests.bench.ledger_step
 	$(BIN)/python -m tests.bench.compare_worlds
@@ -52,6 +53,10 @@ soak: $(READY)
 	$(BIN)/python -m tests.soak.kills 100
 	$(BIN)/python -m tests.soak.restarts 20
 	$(BIN)/python -m tests.soak.stops 63
+	$(BIN)/python -m tests.soak.launch_kills --kills 100 --ranks 2
+	$(BIN)/python -m tests.soak.launch_hangs --hangs 50
+	$(BIN)/python -m tests.soak.drills_book 5
+	$(BIN)/python -m tests.soak.drills_mutations
 	$(BIN)/python -m tests.soak.paused_writer 200
 	$(BIN)/python -m tests.soak.flips 10000
 	$(BIN)/python -m tests.soak.faulty_storage 12
