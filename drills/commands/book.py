@@ -10,7 +10,11 @@ import click
 @click.command("list")
 @click.option("--json", "as_json", is_flag=True, help="JSON, schema drills.list/1.")
 def list_(as_json: bool) -> None:
-    """List the drills of the book."""
+    """List the drills of the book.
+
+    \b
+    Exit status: 0 good.
+    """
     from drills.book import BOOK
 
     if as_json:
@@ -32,6 +36,9 @@ def describe(name: str, as_toml: bool) -> None:
     \b
     Example:
       drills describe kill-in-commit --toml > mine.toml
+
+    \b
+    Exit status: 0 good · 2 there is no such drill, or the file is none.
     """
     from drills.book import find
     from drills.checks import CHECKS, asked
@@ -68,7 +75,11 @@ def describe(name: str, as_toml: bool) -> None:
 
 @click.command()
 def heal() -> None:
-    """Undo what drills have left that were themselves killed; every ``drills run`` begins with it."""
+    """Undo what drills have left that were themselves killed; every ``drills run`` begins with it.
+
+    \b
+    Exit status: 0 good, whether there was anything to undo or not.
+    """
     from drills.leftovers import heal as undo
 
     for said in undo() or ["nothing was left"]:

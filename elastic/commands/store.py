@@ -16,6 +16,9 @@ def command(host: str, port: int) -> None:
 
     \b
       elastic launch --rdzv-endpoint THIS:29400 --rdzv-conf is_host=0 --rdzv-id JOB …
+
+    \b
+    Exit status: 0 ended on request · 2 usage.
     """
     from elastic.launch.torchelastic import hold_store
 
