@@ -9,7 +9,7 @@ from typing import Any, Self
 from ckpt.catalog import Catalog
 from ckpt.engine.group import Group, current_group
 from ckpt.errors import Refused
-from ckpt.load import Loader, Origin, Resumed
+from ckpt.load import NEWEST, Loader, Origin, Resumed
 from ckpt.policy import Keep
 from ckpt.replicas import Policy
 from ckpt.save import Pending, Saved, Saver
@@ -38,7 +38,7 @@ class Checkpoints:
         keep: Keep | None,
         deadline_s: float,
         grace_s: float,
-        origin: Origin,
+        origin: Origin = NEWEST,
         allow_fallback: bool,
         proof: bool = True,
         incremental: bool = False,

@@ -91,6 +91,9 @@ class Origin:
         return f"fresh {self.once}" if self.fresh and self.once else None
 
 
+NEWEST = Origin()
+
+
 @dataclass(frozen=True, slots=True)
 class _Choice:
     epoch: Epoch | None

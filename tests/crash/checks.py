@@ -125,7 +125,7 @@ class Checker:
             except CkptError as e:  # but for a commit record that a late retry wrote again after the deletion
                 if a in window or store.list(a.prefix):
                     self._bad(f"{when}: {a} counts and is torn: {e}")
-        reader = Checkpoints(store, Alone(), keep=None, deadline_s=1.0, grace_s=0.0, fresh=False, allow_fallback=True)
+        reader = Checkpoints(store, Alone(), keep=None, deadline_s=1.0, grace_s=0.0, allow_fallback=True)
         newest = reader.newest_valid()
         if newest is None and window:
             self._bad(f"{when}: there is no valid step")

@@ -266,7 +266,7 @@ class Job:
 
     def _train(self, store: FaultStore, group: Group, outcome: Outcome) -> None:
         content = Content(self.incremental)
-        run = Checkpoints(store, group, keep=self.keep, deadline_s=1.0, grace_s=self.grace_s, fresh=False,
+        run = Checkpoints(store, group, keep=self.keep, deadline_s=1.0, grace_s=self.grace_s,
                           allow_fallback=False, incremental=self.incremental)  # fmt: skip
         outcome.resumed = resumed = run.resume(content.state)
         outcome.epoch = run.epoch

@@ -51,7 +51,7 @@ def marks_last(self: Catalog) -> Listing:
 
 def read(world: World, how: Read, fault: Fault | None = None, pause: Callable[[], None] | None = None):  # type: ignore[no-untyped-def]
     store = FaultStore(world, 0, fault, pause)
-    run = Checkpoints(store, Alone(), keep=None, deadline_s=1, grace_s=0, fresh=False, allow_fallback=False)
+    run = Checkpoints(store, Alone(), keep=None, deadline_s=1, grace_s=0, allow_fallback=False)
     return how(run), store
 
 

@@ -75,7 +75,7 @@ def job(url: str, number: int, note: str | None = None, stop: tuple[int, int, bo
     store = open_store(url)
     if stop is not None:
         store = Stopping(store, Path(note or ""))  # type: ignore[assignment]
-    run = Checkpoints(store, current_group(), keep=ckpt.Latest(2), deadline_s=60, grace_s=0, fresh=False,
+    run = Checkpoints(store, current_group(), keep=ckpt.Latest(2), deadline_s=60, grace_s=0,
                       allow_fallback=False)  # fmt: skip
     state, net = build()
     resumed = run.resume(state)
