@@ -102,6 +102,11 @@ class Catalog:
         newest = max(listing.with_base, default=None)
         return None if newest is None else self._base(newest)[1].request
 
+    def went_back(self, epoch: Epoch) -> bool:
+        """Whether that start was asked to go back to the step that it builds on."""
+        base, record = self._base(epoch)
+        return base is not None and (record.request or "").partition(" ")[0] == f"start={base.step}"
+
     def _base(self, epoch: Epoch) -> tuple[Attempt | None, Base]:
         """What an epoch builds on, and the record that says so."""
         if epoch not in self._bases:

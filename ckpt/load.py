@@ -19,8 +19,10 @@ from ckpt.engine.group import Group
 from ckpt.engine.planner import Target, compare_keys
 from ckpt.engine.reader import ObjectReader
 from ckpt.engine.references import Previous
-from ckpt.errors import Damaged, NotFound, ObjectMissing, Refused, Unsafe
+from ckpt.errors import Damaged, Mismatch, NotFound, ObjectMissing, Refused, Unsafe
 from ckpt.format.layout import Attempt, Epoch
+from ckpt.format.manifest import Manifest
+from ckpt.perrank import ranks
 from ckpt.proof import compare, first_differences, live_report, wrong_streams
 from ckpt.state import State
 
@@ -55,11 +57,11 @@ class Resumed:
 
     def __str__(self) -> str:
         if self.attempt is None:
-            return f"fresh run on {self.world_now} ranks"
+            return f"fresh run on {ranks(self.world_now)}"
         worlds = (
-            f"{self.world_then} ranks then, {self.world_now} now"
-            if self.world_then != self.world_now
-            else f"{self.world_now} ranks"
+            f"{ranks(self.world_then)} then, {self.world_now} now"
+            if self.world_then is not None and self.world_then != self.world_now
+            else ranks(self.world_now)
         )
         lines = [f"resumed step {self.step} ({self.attempt}, {worlds}, random streams {self.rng}, {self.proof})"]
         if self.rolled_back is not None:
@@ -89,6 +91,12 @@ class Origin:
         if self.start is not None:
             return f"start={self.start} {self.once}".rstrip()
         return f"fresh {self.once}" if self.fresh and self.once else None
+
+
+def _modules(manifest: Manifest) -> list[str]:
+    """The entries that are modules: those with tensors and without an optimizer's groups."""
+    return sorted({k.split(".")[0] for k in manifest.tensors} - {k.split(".")[0] for k in manifest.values
+                                                                  if k.endswith(".param_groups")})  # fmt: skip
 
 
 NEWEST = Origin()
@@ -171,9 +179,17 @@ class Loader:
         choice = self.group.exchange("choose a step", lambda: None, begin, deadline_s=self.deadline_s)
         if choice.candidate is None:
             raise NotFound(f"no committed step at {self.catalog.store.url}")
-        if part:
-            choice = choice.of(entries)
-        return self._load(state, choice, {}, fall_back=step is None and not part)[0]
+        if not part:
+            return self._load(state, choice, {}, fall_back=step is None)[0]
+        held = choice.candidate
+        try:
+            return self._load(state, choice.of(entries), {}, fall_back=False)[0]
+        except Mismatch as e:
+            e.facts[:0] = [
+                ("step", str(held.attempt.step)),
+                ("its modules", ", ".join(_modules(held.manifest)) or "none"),
+            ]
+            raise
 
     # --- choosing: on the coordinator -------------------------------------------------------------------------
 
@@ -191,7 +207,8 @@ class Loader:
         catalog.check_not_superseded(self.catalog.store, epoch, listing.epochs)
         newest = self.catalog.resolve(None, listing).step
         candidate = self.catalog.candidate(self.catalog.resolve(origin.start, listing))
-        return _Choice(epoch, candidate, self._metadata(candidate), (), newest, exact=True)
+        back = newest if newest > origin.start else None
+        return _Choice(epoch, candidate, self._metadata(candidate), (), back, exact=True)
 
     def _choose(self, epoch: Epoch | None, listing: Listing, skipped: tuple[tuple[str, str], ...]) -> _Choice:
         """The newest usable step whose records and sizes are good; damage found on the way is recorded."""

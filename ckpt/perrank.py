@@ -39,6 +39,11 @@ def rank_key(rank: int) -> str:
     return f"rank{rank:05d}"
 
 
+def ranks(n: int) -> str:
+    """``1 rank``, ``2 ranks``."""
+    return "1 rank" if n == 1 else f"{n} ranks"
+
+
 class Stream:
     """A source of random numbers that the user made."""
 
@@ -162,18 +167,23 @@ class Own:
         if self.stream:
             if len(set(saved.values())) > 1:
                 self._how = (
-                    f"saved on {then} ranks, here {now}: derived from the stream of rank 0, the step and the rank"
+                    f"saved on {ranks(then)}, here {now}: derived from the stream of rank 0, the step and the rank"
                 )
             return rank_key(0)
         if not self.approximate:
             raise Mismatch(
                 f"{self.name}: every rank has its own position in it, which fits no other number of ranks",
-                facts=[("saved on", f"{then} ranks"), ("here", f"{now} ranks")],
-                hint=f"start on {then} ranks; or ckpt.PerRank({self.name}, approximate=True): samples may be missed or "
-                "repeated; or elastic.ElasticSampler, which fits any number of ranks",
+                facts=[("saved on", ranks(then)), ("here", ranks(now))],
+                hint=f"start on {ranks(then)}; or ckpt.PerRank({self.name}, approximate=True): samples may be missed "
+                "or repeated; or elastic.ElasticSampler, which fits any number of ranks",
             )
         self._how = (
-            f"saved on {then} ranks, here {now}: {min(then, now)} ranks go on where they were"
+            f"saved on {ranks(then)}, here {now}: "
+            + (
+                "1 rank goes on where it was"
+                if min(then, now) == 1
+                else f"{min(then, now)} ranks go on where they were"
+            )
             + (", the others begin as they were built" if now > then else "")
             + "; samples may be missed or repeated"
         )

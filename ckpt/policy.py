@@ -104,6 +104,9 @@ class Best(_Policy):
 
     ``values()`` gives what is known now, by step, such as validation losses; a step without a number there is not
     kept by this policy. A step's value must not change once it is known. It has no text form: values come from code.
+
+    Only a step that was saved can be kept for its value: call ``run.save()`` after ``run.metric()``, or give an
+    ``every`` that divides the interval of the evaluations. "auto" saves at other steps than those.
     """
 
     values: Callable[[], Mapping[int, float]]

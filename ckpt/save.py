@@ -84,6 +84,11 @@ class Pending:
         """Whether the save has ended, well or not. Never blocks."""
         return not self._thread.is_alive()
 
+    def ends_within(self, timeout_s: float) -> bool:
+        """Whether the save ends in that time, well or not; waits for it."""
+        self._thread.join(timeout_s)
+        return self.done()
+
     def wait(self, timeout_s: float | None = None) -> Saved:
         """Wait until the step is durable and committed. Raises what made it fail, on every rank the same."""
         self._thread.join(timeout_s)

@@ -246,11 +246,13 @@ def _counts_by_rank(keeper: Any) -> bool:
 
 
 def _refusal(name: str, obj: Any) -> Refused:
-    hint = "pass an object that can save and load its state, or plain numbers, text, lists, dicts, tensors"
-    if hasattr(obj, "__iter__") and hasattr(obj, "dataset"):
-        hint = (
-            "build it with a sampler that has a position: DataLoader(dataset, batch_sampler=elastic.ElasticSampler(…))"
+    kind = type(obj).__name__
+    if hasattr(obj, "__iter__") and (hasattr(obj, "dataset") or hasattr(obj, "__next__")):
+        return Refused(
+            f"State({name}=…): this {kind} has no position that could be saved",
+            hint="build it with a sampler that has one: DataLoader(dataset, batch_sampler=elastic.ElasticSampler(…))",
         )
     return Refused(
-        f"State({name}=…): {type(obj).__name__} has no state_dict/load_state_dict and is no plain data", hint=hint
+        f"State({name}=…): {kind} has no state_dict/load_state_dict and is no plain data",
+        hint="pass an object that can save and load its state, or plain numbers, text, lists, dicts, tensors",
     )

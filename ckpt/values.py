@@ -47,7 +47,7 @@ def _plain(value: Any, path: str) -> Any:
         return value.item()
     if kind in CONTAINERS:
         if isinstance(value, dict):
-            return kind((_plain(k, f"{path} key"), _plain(v, f"{path}[{k!r}]")) for k, v in value.items())
+            return kind({_plain(k, f"{path} key"): _plain(v, f"{path}[{k!r}]") for k, v in value.items()})
         return kind(_plain(v, f"{path}[{n}]") for n, v in enumerate(value))
     raise Refused(
         f"{path} is a {kind.__module__}.{kind.__qualname__}, which cannot be stored safely",

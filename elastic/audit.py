@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import keyword
 import logging
+import re
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -31,9 +33,9 @@ def unregistered(state: ckpt.State, frame: types.FrameType, *, log: bool) -> tup
     """Name what decides how training goes on, is kept in the variables of a loop, and is in no entry of ``state``.
 
     Optimizers, schedulers (the only one of an optimizer of the state wherever it is kept), gradient scalers, averages
-    of models, random streams, metrics and iterators over data: "name: what it is; why". ``frame`` is the loop's; those
-    that called it are looked at, too, up to the one that has the state. Reads only; takes a few milliseconds. ``log``
-    has it warned about on the logger "elastic". What it does not name may still be missing.
+    of models, random streams, metrics and iterators over data: "name (kind): what is lost → what to write". ``frame``
+    is the loop's; those that called it are looked at, too, up to the one that has the state. Reads only; takes a few
+    milliseconds. ``log`` has it warned about on the logger "elastic". What it does not name may still be missing.
     """
     look = _Look(state)
     for scope in (scope for f in _frames(frame, state) for scope in (f.f_locals, f.f_globals)):
@@ -43,9 +45,7 @@ def unregistered(state: ckpt.State, frame: types.FrameType, *, log: bool) -> tup
     look.at_schedulers()
     look.found += _buffers_of_one_rank(state)
     if look.found and log:
-        _log.warning(
-            "not saved with the State, so not restored: %s. Add it: ckpt.State(…, name=object)", "; ".join(look.found)
-        )
+        _log.warning("not saved with the State, so not restored:%s", "".join(f"\n  {what}" for what in look.found))
     return tuple(look.found)
 
 
@@ -64,6 +64,7 @@ class _Look:
     def __init__(self, state: ckpt.State) -> None:
         self.found: list[str] = []
         entries = state.entries.values()
+        self._taken = {*state.entries, "rng", "run"}  # the latter two are a State's own
         self._known, self._scheduled = {id(state), id(torch.default_generator)}, set[int]()
         for entry in entries:
             self._know(entry)
@@ -97,7 +98,7 @@ class _Look:
         known = id(value) in self._known
         self._know(value)
         if not known and (why := self._why(value)):
-            self.found.append(f"{name}: {why}")
+            self.found.append(f"{name} ({_kind(value)}): {why}{self._remedy(value, name)}")
         elif depth and (not known or isinstance(value, torch.nn.Module)):
             for inner, path in _inside(value, name):
                 self.at(inner, path, depth - 1)
@@ -117,33 +118,43 @@ class _Look:
         for scheduler in owners:
             if id(scheduler) not in self._known | inner:
                 self._known.add(id(scheduler))
-                self.found.append(f"a {type(scheduler).__name__}: a scheduler of an optimizer of the State")
+                self.found.append(
+                    f"a scheduler ({_kind(scheduler)}): the learning rate begins anew → ckpt.State(…, sched=…)"
+                )
 
     def _why(self, value: Any) -> str:
-        kind = type(value).__name__
         if isinstance(value, torch.optim.Optimizer):
-            return f"{kind}, an optimizer; its moments and steps begin anew"
+            return "its moments and steps begin anew"
         if isinstance(value, (LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)):
-            return f"{kind}, a scheduler; the learning rate begins anew"
+            return "the learning rate begins anew"
         if isinstance(value, torch.amp.GradScaler):
-            return f"{kind}; the scale of the loss begins anew" if value.is_enabled() else ""
+            return "the scale of the loss begins anew" if value.is_enabled() else ""
         if is_stream(value):
-            return f"{kind}, a random stream; it begins anew"
+            return "the random stream begins anew"
         if all(callable(getattr(type(value), name, None)) for name in ("update", "compute", "reset")):
-            return f"{kind}, a metric; what it has summed up is lost"
+            return "what it has summed up is lost"
         if isinstance(value, torch.nn.Module):
             return self._why_module(value)
-        if _iterates(value) or (isinstance(value, types.GeneratorType) and _gives_data(value)):
-            return f"{kind}, an iterator over data; its position is lost"
-        return ""
+        return "its position is lost" if _is_data(value) else ""
+
+    def _remedy(self, value: Any, name: str) -> str:
+        """What to write so that it is saved, under the variable's own name where the State has no such entry."""
+        if _is_data(value):
+            return " → ckpt.State(…, data=loader), batches from run.steps"
+        saves = all(callable(getattr(value, f, None)) for f in ("state_dict", "load_state_dict"))
+        if not (saves or is_stream(value)):
+            return " → give it state_dict and load_state_dict, and a place in the State"
+        last = re.findall(r"[^\W\d]\w*", name)[-1]
+        key = f"{last}2" if last in self._taken or keyword.iskeyword(last) else last
+        return f" → ckpt.State(…, {key}={'…' if '…' in name else name})"
 
     def _why_module(self, module: torch.nn.Module) -> str:
         if any(id(p) in self._params for p in module.parameters()):
             return ""  # a wrapper, or a part, of one that is in the State
         if isinstance(module, AveragedModel):
-            return "AveragedModel, an average of weights; it begins anew"
+            return "the average of weights begins anew"
         if frozenset(_shapes(module)) in self._shapes:
-            return f"{type(module).__name__}, as large as a module of the State (an average of it?); it begins anew"
+            return "as large as a module of the State (an average of it?), it begins anew"
         return ""
 
 
@@ -151,7 +162,7 @@ def _buffers_of_one_rank(state: ckpt.State) -> Iterator[str]:
     for name, entry in state.entries.items():
         ddp = isinstance(entry, DistributedDataParallel) and not entry.broadcast_buffers
         if ddp and any(b.is_floating_point() for b in entry.buffers()):
-            yield f"{name}: DistributedDataParallel(broadcast_buffers=False); of its buffers rank 0's alone are saved"
+            yield f"{name} (DistributedDataParallel(broadcast_buffers=False)): of its buffers rank 0's alone are saved"
 
 
 def _saved_with(entry: Any) -> Iterable[Any]:
@@ -183,6 +194,10 @@ def _inside(value: Any, name: str) -> Iterator[tuple[Any, str]]:
             yield v, f"{name}.{k}"
 
 
+def _kind(value: Any) -> str:
+    return "data iterator" if _is_data(value) else type(value).__name__
+
+
 def _shapes(module: torch.nn.Module) -> Iterable[tuple[str, tuple[int, ...]]]:
     return ((canonical(module, n), tuple(p.shape)) for n, p in module.named_parameters())
 
@@ -191,6 +206,10 @@ def _iterates(value: Any) -> bool:
     """Whether it is an iterator that a loader has made, torchdata's included."""
     homes = {kind.__module__ for kind in type(value).__mro__}
     return hasattr(value, "__next__") and "torch.utils.data.dataloader" in homes
+
+
+def _is_data(value: Any) -> bool:
+    return _iterates(value) or (isinstance(value, types.GeneratorType) and _gives_data(value))
 
 
 def _gives_data(generator: types.GeneratorType[Any, Any, Any]) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from ckpt.errors import Refused
 from ckpt.parts import keepers
 from elastic.membership import rank_and_world
+from elastic.stop import iterate
 
 _END = object()
 _HOW = "use DataLoader(dataset, batch_sampler=elastic.ElasticSampler(dataset, batch)), or leave data out of the state"
@@ -35,6 +36,13 @@ class Batches:
             return
         if not hasattr(source, "__iter__"):
             raise Refused(f"data is a {type(source).__name__}, which cannot be iterated", hint=_HOW)
+        by_sample = getattr(source, "sampler", None)
+        if getattr(source, "batch_sampler", None) is not None and callable(getattr(by_sample, "advance", None)):
+            raise Refused(
+                f"data: {type(by_sample).__name__} is a batch sampler, but was passed as sampler=: each step would "
+                "take several global batches and count one",
+                hint="DataLoader(dataset, batch_sampler=elastic.ElasticSampler(dataset, batch))",
+            )
         keeper = next((o for o in keepers(source) if hasattr(o, "state_dict") and hasattr(o, "load_state_dict")), None)
         if keeper is None:
             raise Refused(f"data is a {type(source).__name__} whose position cannot be saved", hint=_HOW)
@@ -54,7 +62,7 @@ class Batches:
         if hasattr(self._sampler, "weights"):
             self.weights = tuple(self._sampler.weights(*rank_and_world()))
         if self._source is not None:
-            self._iterator = iter(self._source)
+            self._iterator = iterate(self._source)
         for _ in range(self._to_skip):
             self._fetch()
         self._to_skip = 0
@@ -71,7 +79,7 @@ class Batches:
             return None
         batch = next(self._iterator, _END)
         if batch is _END:
-            self._iterator = iter(self._source)
+            self._iterator = iterate(self._source)
             batch = next(self._iterator, _END)
         if batch is _END:
             raise Refused(f"data, a {type(self._source).__name__}, is empty")
@@ -87,7 +95,18 @@ class Batches:
         return self._source is None
 
     def advance(self, batches: int) -> None:
-        """A step is complete that took so many batches."""
+        """A step is complete that took so many batches.
+
+        ``Refused`` where batches of a step that was left still wait: the source has counted them, so a save would
+        lose them.
+        """
+        if self._again:
+            left = batches + len(self._again)
+            raise Refused(
+                f"the step that was left had taken {left} batches, and the one in its place took {batches}: a save now "
+                f"would lose {len(self._again)}",
+                hint=f"take all {left} in that step: step.batch and {left - 1} x step.next_batch()",
+            )
         self._given.clear()
         if self._sampler is not None:
             self._sampler.advance(batches)

@@ -8,6 +8,8 @@ zeros, at every start, has the new lay-out made before the first step.
 
 from __future__ import annotations
 
+import gc
+
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -15,24 +17,47 @@ from torch.nn.parallel import DistributedDataParallel
 import ckpt
 
 
-def pin(state: ckpt.State) -> None:
+def pin(state: ckpt.State) -> list[str]:
     """Called by all ranks between restoring and the first step. Gradients, buffers and weights stay as they are.
+
+    DDP is found around the state's modules, too (``State(model=ddp.module)``).
 
     Left alone is DDP that never lays out anew (``find_unused_parameters``), and where an iteration of zeros would be
     remembered or acted on: a static graph, a communication hook, mixed precision, hooks on gradients (an optimizer that
-    steps in backward).
+    steps in backward). Returned is what keeps a restart from being bit for bit then, a text each.
     """
-    seen = {id(m): m for v in state.entries.values() if isinstance(v, nn.Module) for m in v.modules()}
-    for ddp in seen.values():
-        if isinstance(ddp, DistributedDataParallel) and _lays_out_anew(ddp):
+    left = []
+    for ddp in _found(state):
+        if ddp.find_unused_parameters or ddp._delay_all_reduce_all_params:
+            continue  # never laid out anew
+        if why := _why_not(ddp):
+            left.append(f"DistributedDataParallel with {why}: gradients are added up in another order after a restart")
+        elif not ddp._has_rebuilt_buckets:
             _lay_out(ddp)
+    return left
 
 
-def _lays_out_anew(ddp: DistributedDataParallel) -> bool:
+def _found(state: ckpt.State) -> list[DistributedDataParallel]:
+    """All DDP wrappers with parameters of the state, in the order of those."""
+    modules = [v for v in state.entries.values() if isinstance(v, nn.Module)]
+    order = {id(p): n for n, p in enumerate(p for m in modules for p in m.parameters())}
+    inside = [m for module in modules for m in module.modules() if isinstance(m, DistributedDataParallel)]
+    covered = {id(p) for ddp in inside for p in ddp.parameters()}
+    around: list[DistributedDataParallel] = []
+    if not order.keys() <= covered:  # nothing in a module leads to the wrapper around it
+        around = [o for o in gc.get_objects() if issubclass(type(o), DistributedDataParallel)]
+    first = {id(d): min((order.get(id(p), len(order)) for p in d.parameters()), default=len(order)) for d in around}
+    more = [d for d in around if first[id(d)] < len(order) and all(d is not ddp for ddp in inside)]
+    return inside + sorted(more, key=lambda d: first[id(d)])
+
+
+def _why_not(ddp: DistributedDataParallel) -> str:
+    """What keeps buckets from being laid out ahead; empty for nothing."""
     # None of these is public; a test fails when one of them is gone
-    kept = ddp.find_unused_parameters or ddp.static_graph or ddp._comm_hooks or ddp.mixed_precision is not None
-    kept = kept or any(p._backward_hooks or p._post_accumulate_grad_hooks for p in ddp.parameters())
-    return not kept and not ddp._has_rebuilt_buckets and not ddp._delay_all_reduce_all_params
+    hooked = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in ddp.parameters())
+    reasons = {"a static graph": ddp.static_graph, "a communication hook": bool(ddp._comm_hooks),
+               "mixed precision": ddp.mixed_precision is not None, "hooks on gradients": hooked}  # fmt: skip
+    return next((what for what, there in reasons.items() if there), "")
 
 
 def _lay_out(ddp: DistributedDataParallel) -> None:

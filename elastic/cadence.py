@@ -17,7 +17,7 @@ from elastic.units import BadUnit, parse_duration
 
 _log = logging.getLogger("elastic")
 
-_STEPS = re.compile(r"\s*(\d+)\s*steps?\s*")
+_STEPS = re.compile(r"\s*([0-9]+)\s*(?:steps?)?\s*")
 
 
 class Cadence:
@@ -189,7 +189,10 @@ class Auto(Cadence):
 
 
 def parse_every(every: int | str | Cadence, *, nodes: int = 1) -> Cadence:
-    """The cadence of 500, "500 steps", "10m", "1h30m" or "auto". A bare int is steps; a cadence is itself."""
+    """The cadence of 500, "500", "500 steps", "10m", "1h30m" or "auto"; a cadence is itself.
+
+    A bare number is steps, as text too: a command line hands over text.
+    """
     if isinstance(every, Cadence):
         return every
     if isinstance(every, int) and not isinstance(every, bool):

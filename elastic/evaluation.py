@@ -12,6 +12,7 @@ import torch
 import ckpt
 from ckpt.rng import Rng, is_stream, set_stream, stream_state
 from elastic.agreement import NOTHING, Agreement, Flags, together
+from elastic.stop import iterate
 
 T = TypeVar("T")
 
@@ -29,6 +30,7 @@ class Evaluation:
         self.heard = NOTHING
         """What the ranks have said meanwhile."""
         self.seconds = 0.0
+        self._left = False
 
     @property
     def stopped(self) -> bool:
@@ -42,11 +44,28 @@ class Evaluation:
         wait here for the others, so a reduction of the results may follow. Before each item all ranks agree on whether
         to go on, which costs as much as at a step.
         """
-        for item in source:
+        self._catch_up()
+        for item in iterate(source):
             if self.stopped or self._exchange(busy=1).stop:
                 break
-            yield item
+            try:
+                yield item
+            except GeneratorExit:  # by a break, or by an exception: then nobody may be waited for
+                self._leave()
+                return
         self._wait()
+
+    def _leave(self) -> None:
+        """Answer those who wait at the end of their items, without waiting for anybody."""
+        self._left = True
+        self._agreement.post(self._flags()._replace(busy=0))
+
+    def _catch_up(self) -> None:
+        """Hear the answer to what ``_leave`` has said."""
+        if self._left:
+            self._left = False
+            if not self._agreement.alone:
+                self._hear(self._agreement.take(NOTHING))
 
     def __enter__(self) -> Self:
         self._began = time.monotonic()
@@ -74,6 +93,7 @@ class Evaluation:
         for generator, state in self._generators:
             set_stream(generator, state)
         if kind is None:
+            self._catch_up()
             self._wait()
             if self._posted:
                 self._agreement.post(self._flags())

@@ -78,7 +78,10 @@ class TimeLimit:
     def __init__(self, limit: str | float, *, before: str | float = "2m") -> None:
         seconds, self._before_s = _seconds(limit), _seconds(before)
         if seconds <= self._before_s:
-            raise Refused(f"a time limit of {seconds:g} s leaves nothing before the last {self._before_s:g} s")
+            raise Refused(
+                f"a time limit of {seconds:g} s leaves nothing before the last {self._before_s:g} s",
+                hint=f'TimeLimit("{seconds:g}s", before="{seconds / 4:g}s"); before covers a step and a save',
+            )
         process = psutil.Process()
         launcher = process.parent() if "TORCHELASTIC_RUN_ID" in os.environ else None
         self._end = (launcher or process).create_time() + seconds
@@ -98,7 +101,8 @@ class TimeLimit:
     def open(self) -> None:
         """Refuse a run that has no time left."""
         if self.asked() is not None:
-            raise Refused(f"{self._source}: no time is left for a step and a save")
+            raise Refused(f"{self._source}: no time is left for a step and a save (before={self._before_s:g} s)",
+                          hint="start a job with more time, or give a smaller before=")  # fmt: skip
 
     def asked(self) -> Asked | None:
         """True in the last ``before`` seconds."""

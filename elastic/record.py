@@ -85,6 +85,11 @@ class Record:
         """That the run is left by an exception."""
         self.tell(Error(error=error_name(error), message=str(error)[:2000]))
 
+    def warn(self, *texts: str) -> None:
+        """Say it once for all ranks."""
+        for text in texts if self._rank == 0 else ():
+            _log.warning("%s", text)
+
     def train(self) -> None:
         """The first step begins."""
         self._since = time.monotonic()

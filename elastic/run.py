@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
@@ -51,7 +53,7 @@ from elastic.units import parse_duration
 _log = logging.getLogger("elastic")
 _one_at_a_time = threading.Lock()
 LONG_STEP_S = 1.0  # from then on a round trip at each boundary is nothing, and a stop saves a step earlier
-AGREE_S, MOST_STEPS = 0.1, 8  # shorter steps agree so often, but not seldom in steps, for those may become long
+AGREE_S, MOST_STEPS = 0.1, 4  # shorter steps agree so often, but not seldom in steps, for those may become long
 
 
 class Run:
@@ -76,8 +78,8 @@ class Run:
 
     What asks to stop: SIGTERM, SIGUSR1, Ctrl-C, which are followed by SIGKILL after ``grace`` ("30s", as torchrun and
     Kubernetes have it), and ``stop_on``: ``elastic.StopFile``, ``TimeLimit``, ``NoticeUrl``. All ranks stop at the same
-    step: with steps of a second and more the one that was under way, else within two steps, or 0.2 s of shorter ones.
-    The ledger says whether the save was done in time.
+    step: with steps of a second and more the one that was under way; else within two, where they are shorter than 0.1 s
+    within up to five. The ledger says whether the save was done in time.
 
     Leaving the block waits until the last save is durable; after a signal or a notice it then ends the process with
     status 75; where another job has taken over the run, with status 6. ``break`` and exceptions save nothing:
@@ -124,7 +126,7 @@ class Run:
                           hint="ckpt.State(…, data=loader)")  # fmt: skip
         self._batches = Batches(state.entries.get("data"))
         self._unfinished = False
-        self._requests = StopRequests(stop_on, self._tell_stop_request, parse_duration(grace))
+        self._requests = StopRequests(stop_on, weakref.WeakMethod(self._tell_stop_request), parse_duration(grace))
         self._undo = ExitStack()
         self._entered = self._looping = self._begun = self._evaluating = False
         self._step = self._turns = 0
@@ -148,6 +150,8 @@ class Run:
             raise Refused("another Run is active in this process", hint="leave its with block first")
         with ExitStack() as undo:
             undo.callback(_one_at_a_time.release)
+            self._requests.open()
+            undo.callback(self._requests.close)
             began = time.time()
             seconds = marks.phases(began)
             skip, warm = self._resume()
@@ -168,7 +172,10 @@ class Run:
             )
             undo.callback(ledger.close)
             self._ledger = ledger
-            self._record = Record(ledger, self._cadence, rank=self._rank, step=lambda: self._step)
+            me = weakref.ref(self)  # a run that was left is gone at once, with its model, not when cycles are collected
+            self._record = Record(
+                ledger, self._cadence, rank=self._rank, step=lambda: run._step if (run := me()) else 0
+            )
             undo.callback(self._record.times.close)
             undo.callback(self._batches.close)
             self._saves = Saves(self._checkpoints, self._state, self._cadence, self._tolerance, self._record.tell)
@@ -198,6 +205,10 @@ class Run:
         """
         if not self._entered or self._looping:
             raise Refused("steps() belongs inside the run's with block, one loop at a time")
+        try:
+            until = operator.index(until)
+        except TypeError:
+            raise Refused(f"steps(until={until!r}): give a whole number of steps", hint="int(…)") from None
         self._looping, self._until = True, until
         times = self._record.times
         try:
@@ -241,6 +252,11 @@ class Run:
         try:
             with evaluation:
                 yield evaluation
+        except BaseException:
+            # whoever goes on from here alone has missed rounds of the others: all are to hear of it at once
+            self._turns += 1
+            self._heard = together(self._heard, Flags())
+            raise
         finally:
             self._evaluating = False
             beat(self._step)
@@ -249,7 +265,11 @@ class Run:
         self._record.tell(Evaluated(seconds=evaluation.seconds, stopped=evaluation.stopped))
 
     def save(self) -> None:
-        """Ask for a save, from any rank; it is made when all ranks know: after two steps, or 0.2 s of shorter ones."""
+        """Ask for a save, from any rank; it is made when all ranks know.
+
+        That is after two steps, where those are short after up to four more; in a step that has evaluated, and in those
+        of a second and longer, it is after this very step.
+        """
         self._save_asked = True
 
     def stop(self) -> None:
@@ -284,6 +304,7 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._stopping = self._stopping or self._heard.stop  # heard in an evaluation after the loop
         with self._undo:
             self._entered = False
             if error is not None:
@@ -302,8 +323,11 @@ class Run:
                 # the first rank to end makes torchrun send SIGTERM to the others: they end with this status, too
                 self._requests.ignore()
                 if self._rank == 0:
-                    _log.warning("stopped on request, step %d is saved: start the same command again", self._step)
+                    how = self._requests.again
+                    _log.warning("stopped on request, step %d is saved: %s the same command again", self._step, how)
                 raise SystemExit(STOPPED)
+        if not self._stopping:
+            self._requests.hand_on()
 
     # --- the boundary ---------------------------------------------------------------------------------------------
 
@@ -332,10 +356,10 @@ class Run:
         )  # fmt: skip
         if reason and saves.saved_step != self._step:
             self._save(reason)
-        if agrees and not (last or self._stopping):
+        if agrees:
             self._agree_at = self._step + max(1, agreed.stride)
-            if not self._agreement.alone:
-                self._agreement.post(self._flags())
+        if not (last or self._stopping or self._agreement.alone) and self._step == self._agree_at - 1:
+            self._agreement.post(self._flags())  # a step ahead: nobody waits for a round trip, and what is said is new
         beat(self._step)
 
     def _agree(self) -> Flags:
@@ -345,7 +369,7 @@ class Run:
         else:
             agreed = self._agreement.take(NOTHING)
             agreed.check_turns()
-            if agreed.long:
+            if agreed.long or self._heard is not NOTHING:  # ranks that have just evaluated stand together anyway
                 now = self._agreement.exchange(self._flags())
                 now.check_turns()
                 agreed = together(agreed, now)
@@ -361,7 +385,7 @@ class Run:
         if not self._begun:
             self._begun = True
             if not self._agreement.alone:
-                pin(self._state)
+                self._record.warn(*pin(self._state))
             self._batches.begin()
             self._state.restore_rng()
             self._cadence.start()
@@ -392,7 +416,8 @@ class Run:
         self._save_asked = False
         beat(self._step, "save")
         began = time.monotonic()
-        self._saves.begin(self._step, reason)
+        if failure := self._saves.begin(self._step, reason):
+            self._ended_by, self._stopping = failure, self._stopping or STOP_ASKED
         if reason == "overdue":
             self._saves.finish()
         self._record.times.add_save(time.monotonic() - began)

@@ -54,17 +54,22 @@ class Saves:
         """Whether a save that failed is to be tried again."""
         return self.idle and self.tolerance.retry_due(time.monotonic())
 
-    def begin(self, step: int, reason: str) -> None:
-        """Copy the state and have it written; training waits for the copy, and for a save still in flight."""
+    def begin(self, step: int, reason: str) -> BaseException | None:
+        """Copy the state and have it written; training waits for the copy, and for a save still in flight.
+
+        Returned is what ends the run, where the save before has failed and that is what it means.
+        """
         began = time.monotonic()
         self._finish_quietly()
+        ends = None
         if self.failure is not None:  # heard by all ranks, as each has finished the save before
-            self.settle(self.tolerance.judge(self.failure))
+            ends = self.settle(self.tolerance.judge(self.failure))
         self._tell(SaveStarted(reason=reason), step)
         self._pending = self._checkpoints.save(step, self._state)
         self.saved_step = step
         self.stall_s = time.monotonic() - began
         self._cadence.began(self.stall_s)
+        return ends
 
     def look(self) -> None:
         """Note, without waiting, how the save in flight has ended, if it has."""
@@ -104,8 +109,8 @@ class Saves:
 
     def settle(self, verdict: int) -> BaseException | None:
         """Do what the ranks have agreed on about a failed save: raise it, or go on; returned is what ends the run."""
-        if self.failure is None and self._pending is not None:
-            self._finish_quietly(GRACE_S)  # the same error comes to every rank, here a little later
+        if self.failure is None and self._pending is not None and self._pending.ends_within(GRACE_S):
+            self._finish_quietly()  # the same error comes to every rank, here a little later
         failure = self.failure or RankFailed("a save in the background failed on another rank")
         if verdict == END:
             raise failure

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
+from ckpt.errors import Refused
 from elastic.notices import Notice
+
+_log = logging.getLogger("elastic")
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _AGAIN_S = 1.0  # a terminal and a launcher may both pass on one Ctrl-C; a person who means it waits longer
 _LOOK_S = 0.25  # how often notices are asked
 _active: list[StopRequests] = []
+_here = threading.local()
+T = TypeVar("T")
 STOPPED = 75
 """Exit status of a process that stopped on request, its state saved: EX_TEMPFAIL, "start me again"."""
 
@@ -24,14 +30,18 @@ STOPPED = 75
 class StopRequests:
     """Notes the first of ``SIGNALS``, instead of dying of it, or of ``notices`` that asks; inside a ``with`` block.
 
-    ``told`` is called once, as soon as somebody has asked, on a thread of this object: also while the main thread is in
-    a long operation that lets no signal handler of python run. A second Ctrl-C, a second or more after the first, is a
-    ``KeyboardInterrupt`` as ever. Signals belong to the main thread: entered elsewhere, none is noted. What was
-    installed before is back when the block ends. ``grace_s``: how long after a signal the process will be killed.
+    What ``told`` returns (a weak reference) is called once, as soon as somebody has asked, on a thread of this object:
+    also while the main thread is in a long operation that lets no signal handler of python run. A second Ctrl-C, a
+    second or more after the first, is a ``KeyboardInterrupt`` as ever. Signals belong to the main thread: entered
+    elsewhere, none is noted. What was installed before is back when the block ends. ``grace_s``: how long after a
+    signal the process will be killed.
     """
 
     def __init__(
-        self, notices: Sequence[Notice] = (), told: Callable[[], None] = lambda: None, grace_s: float | None = None
+        self,
+        notices: Sequence[Notice] = (),
+        told: Callable[[], Callable[[], None] | None] = lambda: None,
+        grace_s: float | None = None,
     ) -> None:
         self.name: str | None = None
         """The first signal that came, such as "SIGTERM", or who else asked; None while nobody has."""
@@ -39,20 +49,42 @@ class StopRequests:
         """When it came."""
         self.within_s: float | None = None
         """How many seconds were left then, where that is known."""
+        self.number: int | None = None
+        """Which signal it was; None for a notice."""
         self._notices, self._told, self._grace_s = tuple(notices), told, grace_s
         self._before: dict[signal.Signals, Any] = {}
         self._over = False
         self._opened: list[Notice] = []
         self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> Self:
+    def open(self) -> None:
+        """Before anything else: begin to ask the notices. One that asks already is refused.
+
+        Where an agent has started this process again, the stop that ended it before still holds: then the process ends
+        with ``STOPPED`` at once.
+        """
         try:
             for notice in self._notices:
                 notice.open()
                 self._opened.append(notice)
-        except BaseException:
-            self._close_notices()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, Refused) and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+                _log.warning("not started again, for the stop that was asked for still holds: %s", error.message)
+                raise SystemExit(STOPPED) from None
             raise
+
+    def close(self) -> None:
+        """Ask the notices no more."""
+        while self._opened:
+            self._opened.pop().close()
+
+    @property
+    def again(self) -> str:
+        """How to go on after the stop that was asked for."""
+        return f"remove the {self.name} and start" if (self.name or "").startswith("file ") else "start"
+
+    def __enter__(self) -> Self:
         self._over = False
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
@@ -78,6 +110,11 @@ class StopRequests:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._close()
 
+    def hand_on(self) -> None:
+        """A signal that came too late to be of use here goes to whoever handles it now, as if it had just come."""
+        if self.number is not None and threading.current_thread() is threading.main_thread():
+            signal.raise_signal(self.number)
+
     def leave_child(self) -> None:
         """In a forked process: it neither outlives a SIGTERM nor speaks for its parent."""
         for number, handler in self._before.items():
@@ -99,57 +136,79 @@ class StopRequests:
             return
         _active.remove(self)
         if threading.current_thread() is threading.main_thread() and self._awake == -1:
-            signal.set_wakeup_fd(-1)
+            other = signal.set_wakeup_fd(-1)
+            if other != self._write:  # of an event loop that began meanwhile
+                signal.set_wakeup_fd(other)
         self._over = True
         os.write(self._write, b"\0")
         thread.join(5.0)
-        self._close_notices()
+        self.close()
         os.close(self._write)
         os.close(self._read)
 
-    def _close_notices(self) -> None:
-        while self._opened:
-            self._opened.pop().close()
-
-    def _ask(self, source: str, within_s: float | None) -> None:
+    def _ask(self, source: str, within_s: float | None, number: int | None = None) -> None:
         """The first who asks counts."""
         if self.name is None:
-            self.unix_s, self.within_s, self.name = time.time(), within_s, source
+            self.unix_s, self.within_s, self.number, self.name = time.time(), within_s, number, source
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         # no logging here: the handler may have interrupted a write to the same stream
         if number == signal.SIGINT and self.name is not None and time.time() - self.unix_s > _AGAIN_S:
             raise KeyboardInterrupt
-        self._ask(signal.Signals(number).name, self._grace_s)
+        self._ask(signal.Signals(number).name, self._grace_s, number)
 
     def _watch(self) -> None:
         known = {int(s) for s in SIGNALS}
         while self.name is None and not self._over:
-            if select.select([self._read], [], [], _LOOK_S if self._opened else None)[0]:
+            if select.select([self._read], [], [], _LOOK_S if self._opened or self._awake != -1 else None)[0]:
                 for number in os.read(self._read, 64):
                     if number in known:
-                        self._ask(signal.Signals(number).name, self._grace_s)
+                        self._ask(signal.Signals(number).name, self._grace_s, number)
             for asked in filter(None, (notice.asked() for notice in self._opened)):
                 self._ask(asked.source, asked.within_s)
-        if self.name is not None and not self._over:
-            self._told()
+        if self.name is not None and not self._over and (told := self._told()):
+            told()
+
+
+def iterate(source: Iterable[T]) -> Iterator[T]:
+    """``iter(source)``, whose worker processes, if it forks any here, end when this process says so, and not before.
+
+    A signal to the whole process group would end them, too, and a loader without its workers fails the step under way.
+    """
+    _here.workers = True
+    try:
+        return iter(source)
+    finally:
+        _here.workers = False
 
 
 def _hold() -> None:
     if _active:  # what comes before the child has its own handlers back waits for them
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        _here.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
 def _release() -> None:
-    if _active:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    if (mask := getattr(_here, "mask", None)) is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        _here.mask = None
 
 
 def _leave_child() -> None:
     for active in _active:
         active.leave_child()
-    _release()
+    if _active and getattr(_here, "workers", False):
+        threading.Thread(target=_obey, args=(os.getppid(),), name="obey-parent", daemon=True).start()
+    else:
+        _release()
     _active.clear()
+
+
+def _obey(parent: int) -> None:
+    """In a worker, where signals stay blocked: end of one that its parent has sent, or that finds it without one."""
+    while True:
+        came = signal.sigwaitinfo(SIGNALS)
+        if came.si_pid == parent or os.getppid() != parent:
+            os._exit(128 + came.si_signo)
 
 
 os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_leave_child)

@@ -127,16 +127,18 @@ def compare_keys(flat: Mapping[str, Any], metadata: Metadata, ignore: Iterable[s
     ``ignore`` are keys of the step that the target leaves out on purpose. Raises ``Mismatch``.
     """
     saved = metadata.state_dict_metadata
+    differing = {k: list(_difference(flat[k], saved[k])) for k in sorted(flat.keys() & saved.keys())}
     facts = [("missing", f"{k}: in memory, not in the step") for k in sorted(flat.keys() - saved.keys())]
     facts += [
         ("unexpected", f"{k}: in the step, not in memory") for k in sorted(saved.keys() - flat.keys() - set(ignore))
     ]
-    for key in sorted(flat.keys() & saved.keys()):
-        facts += [("differs", f"{key}: {d}") for d in _difference(flat[key], saved[key])]
+    total = len(flat.keys() | (saved.keys() - set(ignore)))
+    wrong = len(facts) + sum(map(bool, differing.values()))
+    facts += [("differs", f"{key}: {d}") for key, found in differing.items() for d in found]
     if facts:
         shown = facts[:20] + ([("…", f"and {len(facts) - 20} more")] if len(facts) > 20 else [])
         raise Mismatch(
-            f"{len(facts)} of {len(saved)} entries do not fit between the step and the state in memory",
+            f"{wrong} of {total} entries do not fit between the step and the state in memory",
             facts=shown,
             hint="build the same model and optimizer as when the step was saved, or start a new run URL",
         )

@@ -47,6 +47,7 @@ class Facts:
     claims: Mapping[Epoch, Claim] = field(default_factory=dict)
     commits: Mapping[Attempt, Commit] = field(default_factory=dict)  # of those whose check failed
     quarantine_reasons: Mapping[Attempt, str] = field(default_factory=dict)
+    rolled_back: Collection[Attempt] = ()
 
 
 def rows(facts: Facts, attempts: Iterable[Attempt]) -> list[Row]:
@@ -95,7 +96,7 @@ def _notes(facts: Facts, a: Attempt, seen: Candidate | CkptError | None) -> Iter
     if a not in facts.listing.commits and a not in facts.listing.retiring:
         yield "never committed"
     elif a in facts.listing.commits and a not in facts.counted:
-        yield "off the line that counts: never chosen"
+        yield f"{'rolled back from' if a in facts.rolled_back else 'off the line that counts'}: never chosen"
 
 
 def lineage(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from ckpt.store.contract import Store
 from ckpt.tools.describe import Facts, Row, lineage, rows
 
 READS_IN_FLIGHT = 16
+Lineage = tuple[tuple[Epoch, Attempt | None], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +26,7 @@ class RunView:
     total: int
     hidden: int
     newest_valid: Attempt | None
-    lineage: tuple[tuple[Epoch, Attempt | None], ...]
+    lineage: Lineage
     newest_claim: Claim | None
     problem: Damaged | None = None
 
@@ -33,7 +35,7 @@ def view_run(catalog: Catalog, listing: Listing, *, everything: bool, limit: int
     """Read and check the newest ``limit`` attempts (0: all); ``everything`` adds those that are not to be used."""
     counted: list[Attempt] = []
     usable: list[Attempt] = []
-    line: tuple[tuple[Epoch, Attempt | None], ...] = ()
+    line: Lineage = ()
     problem = None
     try:
         counted, usable = catalog.counted(listing), catalog.usable(listing)
@@ -62,12 +64,19 @@ def view_run(catalog: Catalog, listing: Listing, *, everything: bool, limit: int
         listing=listing, counted=counted, usable=usable, checked=checked, newest_valid=newest, folders=folders,
         claims={e: c for e, c in claims.items() if c}, quarantine_reasons=reasons,
         commits={a: c for a, c in commits.items() if c},
+        rolled_back=_rolled_back(catalog, line, listing.commits.difference(counted)),
     )  # fmt: skip
     newest_claim = claims.get(listing.newest_epoch) if listing.newest_epoch else None
     return RunView(
         rows=tuple(rows(facts, shown)), total=len(attempts), hidden=0 if everything else hidden, newest_valid=newest,
         lineage=line, newest_claim=newest_claim, problem=problem,
     )  # fmt: skip
+
+
+def _rolled_back(catalog: Catalog, line: Lineage, off_line: Collection[Attempt]) -> frozenset[Attempt]:
+    """Those that a start of the line left behind when it went back, as it was asked to, to an older step."""
+    backs = [(epoch, base) for epoch, base in line if base is not None and catalog.went_back(epoch)] if off_line else []
+    return frozenset(a for a in off_line for epoch, base in backs if base < a and base.epoch <= a.epoch < epoch)
 
 
 def _newest(catalog: Catalog, usable: list[Attempt], checked: dict[Attempt, Candidate | CkptError]) -> Attempt | None:

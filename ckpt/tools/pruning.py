@@ -180,7 +180,10 @@ def _in_progress(place: Place, found: Plan) -> Superseded:
     facts = [("claim", f"{found.starting} ({place.store.url}/{found.starting.claim_key if found.starting else ''})")]
     if claim is not None:
         age_s = (datetime.now(UTC) - datetime.fromisoformat(claim.created)).total_seconds()
-        facts += [("by", f"{claim.host}, pid {claim.pid}, {claim.world_size} ranks"), ("claimed", _ago(age_s))]
+        facts += [
+            ("by", f"{claim.host}, pid {claim.pid}, {claim.world_size} rank{'s' * (claim.world_size != 1)}"),
+            ("claimed", _ago(age_s)),
+        ]
     return Superseded(
         f"a start of this run is in progress: {found.starting} is claimed and has not chosen a step yet",
         facts=facts,

@@ -31,7 +31,7 @@ class Net(nn.Module):
         return result
 
 
-def train(folder: str, stops: list[int], pinned: bool = True) -> list[bytes]:
+def train(folder: str, stops: list[int], pinned: bool = True, bare: bool = False) -> list[bytes]:
     """A process's worth of starts: each begins with a DDP of its own; the weights in the end."""
     if not pinned:
         buckets.pin.__code__ = (lambda state: None).__code__
@@ -39,7 +39,7 @@ def train(folder: str, stops: list[int], pinned: bool = True) -> list[bytes]:
         torch.manual_seed(0)
         ddp = DistributedDataParallel(Net())
         optim = torch.optim.AdamW(ddp.parameters(), lr=0.01)
-        with Run(folder, ckpt.State(model=ddp, optim=optim), every=100) as run:
+        with Run(folder, ckpt.State(model=ddp.module if bare else ddp, optim=optim), every=100) as run:
             for step, _ in run.steps(until=stop):
                 g = torch.Generator().manual_seed(1000 * step + dist.get_rank())
                 ddp(torch.randn(5, 16, generator=g)).square().mean().backward()
@@ -48,9 +48,10 @@ def train(folder: str, stops: list[int], pinned: bool = True) -> list[bytes]:
     return [p.detach().numpy().tobytes() for p in ddp.parameters()]
 
 
-def test_a_restart_of_four_ddp_ranks_changes_no_bit(tmp_path: Path) -> None:
-    whole = run_ranks(4, train, str(tmp_path / "whole"), [10])
-    parts = run_ranks(4, train, str(tmp_path / "parts"), [4, 7, 10])
+@pytest.mark.parametrize("bare", [False, True])  # State(model=ddp.module) is common, too
+def test_a_restart_of_four_ddp_ranks_changes_no_bit(tmp_path: Path, bare: bool) -> None:
+    whole = run_ranks(4, train, str(tmp_path / "whole"), [10], bare=bare)
+    parts = run_ranks(4, train, str(tmp_path / "parts"), [4, 7, 10], bare=bare)
     assert parts == whole
     assert len({tuple(r) for r in whole}) == 1
 
@@ -61,7 +62,7 @@ def test_without_pinned_buckets_it_would(tmp_path: Path) -> None:
     assert parts != whole
 
 
-def left_alone(kind: str) -> tuple[bool, bool]:
+def left_alone(kind: str) -> tuple[bool, bool, list[str]]:
     """Whether the lay-out was made, and whether weights, buffers and gradients are as before."""
     torch.manual_seed(0)
     how: dict[str, Any] = {"find_unused_parameters": True} if kind == "unused" else {}
@@ -75,13 +76,17 @@ def left_alone(kind: str) -> tuple[bool, bool]:
         ddp.register_comm_hook(None, lambda state, bucket: torch.futures.Future())  # would never end
     next(net.parameters()).grad = torch.ones_like(next(net.parameters()))
     before = [t.clone() for t in (*net.parameters(), *net.buffers())]
-    buckets.pin(ckpt.State(model=ddp))
+    said = buckets.pin(ckpt.State(model=ddp))
     same = all(torch.equal(a, b) for a, b in zip(before, (*net.parameters(), *net.buffers()), strict=True))
     grads = [p.grad for p in net.parameters()]
     same = same and grads[0] is not None and bool((grads[0] == 1).all()) and grads[1:] == [None] * (len(grads) - 1)
-    return ddp._has_rebuilt_buckets, same and ddp.module is net
+    return ddp._has_rebuilt_buckets, same and ddp.module is net, said
 
 
 @pytest.mark.parametrize("kind", ["plain", "unused", "static", "hook", "step in backward"])
 def test_it_touches_nothing_and_nobody_who_would_remember(kind: str) -> None:
-    assert run_ranks(2, left_alone, kind) == [(kind == "plain", True)] * 2
+    for laid_out, same, said in run_ranks(2, left_alone, kind):
+        assert (laid_out, same) == (kind == "plain", True)
+        assert [text.split(": ")[0].partition(" with ")[2] for text in said] == {
+            "static": ["a static graph"], "hook": ["a communication hook"], "step in backward": ["hooks on gradients"],
+        }.get(kind, [])  # fmt: skip

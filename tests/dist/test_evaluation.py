@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -15,8 +16,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ckpt
-from ckpt.errors import CkptError, RankFailed, Refused
-from elastic import ElasticSampler, Run
+from ckpt.errors import CkptError, RankFailed, Refused, StorageError
+from ckpt.store import open_store
+from ckpt.store.local import LocalStore
+from elastic import Cadence, ElasticSampler, Run, saves
+from elastic.ledger.reader import read
 from tests.dist.readback import differences, step_folder
 from tests.ranks import run_ranks
 
@@ -137,3 +141,128 @@ def stopped_in_a_long_step(folder: str) -> tuple[int, object]:
 
 def test_in_long_steps_a_stop_comes_through_at_the_end_of_the_very_step(tmp_path: Path) -> None:
     assert run_ranks(2, stopped_in_a_long_step, str(tmp_path)) == [(3, 75)] * 2
+
+
+def leaves_early(folder: str, how: str) -> tuple[str, float]:
+    """At most 10 items; one rank has 10, the other 11: the one is at its end, the other breaks."""
+    total = torch.zeros(1)
+    try:
+        with Run(folder, ckpt.State(n=1), every=100) as run:
+            for step, _ in run.steps(until=8):
+                if step in (2, 3):
+                    items = range(10 + dist.get_rank())
+                    with run.evaluation() as ev:
+                        if how == "break":
+                            for n, _ in enumerate(ev.batches(items)):
+                                if n == 10:
+                                    break
+                        elif how == "zip":
+                            for _ in zip(range(10), ev.batches(items), strict=False):
+                                pass
+                        else:  # two sets, the first of them left early
+                            for n in ev.batches(items):
+                                if n == 4:
+                                    break
+                            for _ in ev.batches(items):
+                                pass
+                        dist.all_reduce(total.add_(1))
+    except CkptError as error:
+        return error.message, 0.0
+    return "ok", float(total)
+
+
+@pytest.mark.parametrize("how", ["break", "zip", "two sets"])
+def test_leaving_early_is_no_offence(tmp_path: Path, how: str) -> None:
+    assert run_ranks(2, leaves_early, str(tmp_path), how) == [("ok", 6.0)] * 2
+
+
+def catches(folder: str) -> str:
+    """Rank 1 goes on after an error of its own within the evaluation, as if nothing had been."""
+    try:
+        with Run(folder, ckpt.State(n=1), every=100) as run:
+            for step, _ in run.steps(until=1000):
+                if step == 3:
+                    with contextlib.suppress(ZeroDivisionError), run.evaluation() as ev:
+                        for n in ev.batches(range(5)):
+                            if n == 2 and dist.get_rank() == 1:
+                                raise ZeroDivisionError
+    except CkptError as error:
+        return error.message
+    return "no error"
+
+
+def test_a_rank_that_goes_on_after_an_error_in_it_is_named_and_no_hang(tmp_path: Path) -> None:
+    said = run_ranks(2, catches, str(tmp_path))
+    assert any("ranks do not keep step" in text for text in said)
+    assert "no error" not in said
+
+
+def saves_after(folder: str) -> None:
+    with Run(folder, ckpt.State(n=1), every=1000) as run:
+        for step, _ in run.steps(until=30):
+            time.sleep(0.005)
+            if step % 7 == 6:
+                with run.evaluation() as ev:
+                    list(ev.batches(range(3)))
+                run.metric(val_loss=1.0 / step)
+                run.save()
+
+
+def test_a_save_asked_for_after_an_evaluation_is_of_that_very_step(tmp_path: Path) -> None:
+    run_ranks(2, saves_after, str(tmp_path))
+    assert sorted(int(p.name[:12]) for p in (tmp_path / "commits").iterdir()) == [7, 14, 21, 28, 30]
+
+
+def becomes_long(folder: str, first: int) -> int:
+    """Steps of 2 ms, then of 1.1 s, in the first of which the signal comes: how many more there are."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with Run(folder, ckpt.State(n=1), every=10_000) as run:
+            for step, _ in run.steps(until=100):
+                if step == first and dist.get_rank() == 0:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.002 if step < first else 1.1)
+                dist.barrier()
+    except SystemExit:
+        pass
+    return run.step - first
+
+
+@pytest.mark.parametrize("first", [20, 21, 22, 23])
+def test_steps_that_become_long_do_not_hold_a_stop_up_for_many(tmp_path: Path, first: int) -> None:
+    assert all(n <= 5 for n in run_ranks(2, becomes_long, str(tmp_path), first))
+
+
+def one_bad_save(folder: str) -> list[str]:
+    """The save of step 3 fails; that of step 12 is good, and takes longer than a moment's patience."""
+    put, patience = LocalStore.put, saves.GRACE_S
+
+    def bad(self: LocalStore, key: str, *rest: object) -> object:
+        if key.startswith("steps/000000000003"):
+            raise StorageError("503 slow down")
+        if key.startswith("steps/") and "manifest" in key:
+            time.sleep(1.0)
+        return put(self, key, *rest)  # type: ignore[arg-type]
+
+    LocalStore.put, saves.GRACE_S = bad, 0.3  # type: ignore[assignment]
+    told = []
+    try:
+        with Run(folder, ckpt.State(n=1), every=At3And12()) as run:
+            for _ in run.steps(until=26):
+                time.sleep(0.012)
+    finally:
+        LocalStore.put, saves.GRACE_S = put, patience  # type: ignore[method-assign]
+    for event in read(open_store(folder)).events:
+        if event.kind in ("save_failed", "save_committed") and event.rank == dist.get_rank():
+            told.append(f"{event.kind} {event.step}")
+    return told
+
+
+class At3And12(Cadence):
+    def at(self, step: int) -> bool:
+        return step in (3, 12)
+
+
+def test_a_failed_save_is_no_failure_of_the_next(tmp_path: Path) -> None:
+    for told in run_ranks(2, one_bad_save, str(tmp_path)):
+        assert told == ["save_failed 3", "save_committed 12", "save_committed 26"]

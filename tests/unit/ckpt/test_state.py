@@ -441,3 +441,19 @@ def test_a_parameter_group_added_later_is_saved_too(tmp_path: Path) -> None:
     _, second, b = make()
     roundtrip(tmp_path, a, b)
     assert value_digest(first.state_dict()) == value_digest(second.state_dict())
+
+
+def test_a_schedule_that_counts_comes_back_as_it_was(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    optim = torch.optim.SGD(model.parameters(), lr=1.0)
+    sched = torch.optim.lr_scheduler.MultiStepLR(optim, [3, 6, 6])
+    with ckpt.open(tmp_path) as store:
+        store.resume(ckpt.State(model=model, optim=optim, sched=sched))
+        store.save(1, ckpt.State(model=model, optim=optim, sched=sched))
+    again = torch.optim.lr_scheduler.MultiStepLR(torch.optim.SGD(model.parameters(), lr=1.0), [99])
+    state = ckpt.State(model=model, optim=again.optimizer, sched=again)
+    store = ckpt.open(tmp_path)
+    store.resume(state)
+    assert again.milestones == collections.Counter({6: 2, 3: 1})
+    assert type(again.milestones) is collections.Counter
+    store.save(2, state).wait()

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
+import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ import ckpt
 from ckpt.errors import Refused
 from elastic import ElasticSampler, Run
 from elastic.ledger.events import Evaluated, Steps, Stopped, StopRequested
-from elastic.stop import StopRequests
+from elastic.stop import StopRequests, iterate
 from tests.dist.readback import differences, step_folder
 from tests.unit.elastic.test_run import Training, at, committed, events
 
@@ -203,7 +206,7 @@ def test_an_exception_in_it_is_an_exception_of_the_step(tmp_path: Path) -> None:
 
 def test_a_signal_is_told_while_the_main_thread_runs_no_python(tmp_path: Path) -> None:
     told = threading.Event()
-    requests = StopRequests(told=told.set, grace_s=7.0)
+    requests = StopRequests(told=lambda: told.set, grace_s=7.0)
     with requests:
         sender = threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGTERM))
         sender.start()
@@ -244,3 +247,80 @@ def test_the_ledger_says_whether_the_save_was_in_time(tmp_path: Path, grace: str
     assert stopped.in_time is in_time
     assert stopped.took_s is not None
     assert stopped.took_s >= wait_s
+
+
+def test_a_stop_heard_in_an_evaluation_after_the_loop_ends_with_75(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    with pytest.raises(SystemExit) as caught, training.run() as run:  # noqa: PT012
+        for number, batch in run.steps(until=2):
+            training.step(number, batch)
+        with run.evaluation() as ev:
+            for n in ev.batches(range(100)):
+                if n == 3:
+                    os.kill(os.getpid(), signal.SIGTERM)
+    assert caught.value.code == 75
+    assert committed(tmp_path) == [2]
+
+
+def test_an_event_loop_that_begins_inside_keeps_its_signals() -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    try:
+        with StopRequests():
+            signal.set_wakeup_fd(ours.fileno())
+        assert signal.set_wakeup_fd(-1) == ours.fileno()
+    finally:
+        signal.set_wakeup_fd(-1)
+        ours.close()
+        theirs.close()
+
+
+def test_with_an_event_loop_outside_a_signal_is_told_all_the_same() -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    told = threading.Event()
+    signal.set_wakeup_fd(ours.fileno())
+    try:
+        with StopRequests(told=lambda: told.set):
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert told.wait(10)
+    finally:
+        signal.set_wakeup_fd(-1)
+        ours.close()
+        theirs.close()
+
+
+def test_a_fork_leaves_the_mask_of_its_caller_as_it_was() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        with StopRequests():
+            pid = os.fork()
+            if pid == 0:
+                os._exit(0 if signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, ()) else 1)
+            assert os.waitpid(pid, 0)[1] == 0
+            now = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+            assert signal.SIGUSR1 in now
+            assert signal.SIGTERM not in now
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def test_a_worker_ends_when_its_parent_says_so_and_not_when_others_do() -> None:
+    def forks() -> Iterator[int]:
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(60)
+            os._exit(0)
+        return iter([pid])
+
+    class Source:
+        def __iter__(self) -> Iterator[int]:
+            return forks()
+
+    with StopRequests():
+        (pid,) = iterate(Source())
+        subprocess.run(["kill", "-TERM", str(pid)], check=True)  # another process
+        time.sleep(0.3)
+        assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+        os.kill(pid, signal.SIGTERM)
+        assert os.waitpid(pid, 0)[1] == (128 + signal.SIGTERM) << 8

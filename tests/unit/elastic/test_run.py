@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -19,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import ckpt
 from ckpt.errors import Refused, StorageError
 from ckpt.store import open_store
+from ckpt.store.local import LocalStore
 from elastic import Cadence, ElasticSampler, Run
 from elastic.ledger.events import (
     CrashLoop,
@@ -34,6 +40,7 @@ from elastic.ledger.events import (
     Stopped,
 )
 from elastic.ledger.reader import read
+from tests.dist.launch import ROOT
 from tests.dist.readback import differences, step_folder
 
 
@@ -177,9 +184,121 @@ def test_a_signal_ends_the_step_saves_and_leaves_with_75(control: Training, tmp_
     assert differences(step_folder(folder, 10), step_folder(tmp_path / "control", 10)) == []
 
 
-def test_a_signal_in_the_last_step_does_not_make_a_finished_run_unfinished(tmp_path: Path) -> None:
-    Training(tmp_path).train(2, at(1, stop_with("SIGTERM")))
+LATE = """
+import os, signal, sys
+from tests.unit.elastic.test_run import Training, at
+Training(sys.argv[1]).train(2, at(1, lambda: os.kill(os.getpid(), getattr(signal, sys.argv[2]))))
+print("not reached")
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
+def test_a_signal_in_the_last_step_is_handed_on_when_the_run_has_finished(tmp_path: Path, name: str) -> None:
+    done = subprocess.run([sys.executable, "-c", LATE, str(tmp_path), name], cwd=ROOT, capture_output=True, text=True,
+                          timeout=120, check=False)  # fmt: skip
+    assert done.returncode == -getattr(signal, name)
+    assert done.stdout == ""
     assert kinds(tmp_path)[-1] == "finished"
+    assert committed(tmp_path) == [2]
+
+
+WORKERS = """
+import os, signal, sys, time
+import torch
+from torch.utils.data import DataLoader
+import ckpt, elastic
+
+if __name__ == "__main__":
+    url, number, evaluating = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True"
+    data = list(range(64))
+    loader = DataLoader(data, batch_sampler=elastic.ElasticSampler(data, 2), num_workers=2)
+    with elastic.Run(url, ckpt.State(data=loader), every=1000) as run:
+        for step, _ in run.steps(until=10**6):
+            if evaluating and step == 2:
+                with run.evaluation() as ev:
+                    for n, _ in enumerate(ev.batches(DataLoader(data * 100, num_workers=2))):
+                        if n == 2:
+                            print("ready", flush=True)
+                        time.sleep(0.01)
+            elif step == 5:
+                print("ready", flush=True)
+            time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("evaluating", [False, True])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
+def test_a_signal_to_the_whole_group_leaves_the_loaders_workers_alone(
+    tmp_path: Path, name: str, evaluating: bool
+) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(WORKERS)
+    number = getattr(signal, name)
+    arguments = [str(tmp_path / "run"), str(int(number)), str(evaluating)]
+    with subprocess.Popen(
+        [sys.executable, str(script), *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "ready\n"
+        family = psutil.Process(job.pid).children(recursive=True)
+        os.killpg(job.pid, number)
+        _, said = job.communicate(timeout=60)
+    assert job.returncode == 75, said
+    assert len(committed(tmp_path / "run")) == 1
+    assert len(family) >= 2
+    assert psutil.wait_procs(family, timeout=20)[1] == []
+
+
+def test_the_last_step_has_to_be_a_whole_number(tmp_path: Path) -> None:
+    with Training(tmp_path).run() as run, pytest.raises(Refused, match="give a whole number of steps"):
+        next(run.steps(until=2.5))  # type: ignore[arg-type]
+    with Training(tmp_path).run() as run:
+        assert sum(1 for _ in run.steps(until=np.int64(2))) == 2  # type: ignore[arg-type]
+    assert committed(tmp_path) == [2]
+
+
+def left(folder: Path) -> weakref.ref[nn.Module]:
+    training = Training(folder)
+    with training.run() as run:
+        for number, batch in run.steps(until=2):
+            training.step(number, batch)
+            with run.evaluation() as ev:
+                list(ev.batches("ab"))
+    return weakref.ref(training.model)
+
+
+def test_a_run_that_was_left_is_gone_with_its_model_at_once(tmp_path: Path) -> None:
+    left(tmp_path / "first")  # what is imported late may keep a frame
+    gc.collect()
+    gc.disable()
+    try:
+        assert left(tmp_path / "second")() is None
+    finally:
+        gc.enable()
+
+
+def test_save_failures_stop_also_where_the_next_save_is_due_before_the_last_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = LocalStore.put
+
+    def slow_503(self: LocalStore, key: str, *rest: Any) -> Any:
+        if key.startswith("steps/"):
+            time.sleep(0.2)
+            raise StorageError("503 slow down")
+        return put(self, key, *rest)
+
+    monkeypatch.setattr(LocalStore, "put", slow_503)
+    training = Training(tmp_path)
+    with pytest.raises(StorageError, match="503"):
+        training.train(40, lambda run, number: time.sleep(0.02), every=2, save_failures="stop")
+    assert training.last.step == 4
 
 
 def test_stop_and_save_on_request(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -35,6 +36,12 @@ def test_rolling_back_trains_again_from_there(tmp_path: Path) -> None:
     assert again.trained == first.trained[3:]
     told = [e.data for e in events(tmp_path) if isinstance(e.data, Resumed)]
     assert [(r.rolled_back, r.skip) for r in told] == [(None, 0), (9, 0)]
+
+
+def test_a_start_at_the_newest_step_rolls_nothing_back(tmp_path: Path) -> None:
+    saved_up_to(tmp_path)
+    resumed = Training(tmp_path).train(10, start=9).resumed
+    assert (resumed.step, resumed.rolled_back) == (9, None)
 
 
 def test_what_was_saved_after_the_step_counts_no_longer(tmp_path: Path) -> None:
@@ -262,3 +269,24 @@ def test_missed_notices_are_told_at_the_next_start(tmp_path: Path, caplog: pytes
         Training(tmp_path).train(9)
     assert "stop notices missed after step 3: 1" in caplog.text
     assert committed(tmp_path) == [3, 6, 9]
+
+
+STOPPED = """
+import sys
+import elastic
+from tests.unit.elastic.test_run import Training
+Training(sys.argv[1]).train(9, stop_on=[elastic.StopFile(sys.argv[2])])
+"""
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_stop_that_still_holds_ends_an_agents_restart_in_one_line(tmp_path: Path, restarts: int) -> None:
+    (tmp_path / "stop").touch()
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED, str(tmp_path / "run"), str(tmp_path / "stop")], cwd=ROOT, timeout=120,
+        env={**os.environ, "TORCHELASTIC_RESTART_COUNT": str(restarts)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == (75 if restarts else 1), done.stderr
+    assert ("Traceback" in done.stderr) == (restarts == 0)
+    assert f"the stop file {tmp_path / 'stop'} is there already" in done.stderr
+    assert not (tmp_path / "run" / "epochs").exists()  # nothing was loaded for it
