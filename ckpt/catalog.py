@@ -102,10 +102,11 @@ class Catalog:
         newest = max(listing.with_base, default=None)
         return None if newest is None else self._base(newest)[1].request
 
-    def went_back(self, epoch: Epoch) -> bool:
-        """Whether that start was asked to go back to the step that it builds on."""
+    def rolled_back_to(self, epoch: Epoch) -> Attempt | None:
+        """What an epoch builds on, where its start was asked to go back to that step; else None."""
         base, record = self._base(epoch)
-        return base is not None and (record.request or "").partition(" ")[0] == f"start={base.step}"
+        asked = base is not None and (record.request or "").partition(" ")[0] == f"start={base.step}"
+        return base if asked else None
 
     def _base(self, epoch: Epoch) -> tuple[Attempt | None, Base]:
         """What an epoch builds on, and the record that says so."""

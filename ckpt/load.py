@@ -95,8 +95,8 @@ class Origin:
 
 def _modules(manifest: Manifest) -> list[str]:
     """The entries that are modules: those with tensors and without an optimizer's groups."""
-    return sorted({k.split(".")[0] for k in manifest.tensors} - {k.split(".")[0] for k in manifest.values
-                                                                  if k.endswith(".param_groups")})  # fmt: skip
+    names = {k.split(".")[0] for k in manifest.tensors}
+    return sorted(name for name in names if f"{name}.param_groups" not in manifest.values)
 
 
 NEWEST = Origin()

@@ -146,7 +146,8 @@ class _Look:
             return " → give it state_dict and load_state_dict, and a place in the State"
         last = re.findall(r"[^\W\d]\w*", name)[-1]
         key = f"{last}2" if last in self._taken or keyword.iskeyword(last) else last
-        return f" → ckpt.State(…, {key}={'…' if '…' in name else name})"
+        written = "…" if re.search(r"…|\.\d", name) else name  # modules in a Sequential have no name in python
+        return f" → ckpt.State(…, {key}={written})"
 
     def _why_module(self, module: torch.nn.Module) -> str:
         if any(id(p) in self._params for p in module.parameters()):

@@ -70,7 +70,7 @@ class ElasticSampler(Sampler[list[int]]):
 
     def advance(self, steps: int = 1) -> None:
         """Count ``steps`` more steps as trained on."""
-        self._position += steps * self.global_batch
+        self._position += steps * (self.global_batch if self.per_rank else self.batch)
 
     @property
     def global_batch(self) -> int:

@@ -53,6 +53,7 @@ from elastic.units import parse_duration
 _log = logging.getLogger("elastic")
 _one_at_a_time = threading.Lock()
 LONG_STEP_S = 1.0  # from then on a round trip at each boundary is nothing, and a stop saves a step earlier
+REASONS = {0: None, SAVE_OVERDUE: "overdue", SAVE_CLOCK: "clock", SAVE_ASKED: "asked"}
 AGREE_S, MOST_STEPS = 0.1, 4  # shorter steps agree so often, but not seldom in steps, for those may become long
 
 
@@ -352,7 +353,7 @@ class Run:
             "end" if last
             else "stop" if self._stopping
             else "steps" if self._cadence.at(self._step) and agreed.save != SAVE_OVERDUE
-            else {SAVE_OVERDUE: "overdue", SAVE_CLOCK: "clock", SAVE_ASKED: "asked"}.get(agreed.save)
+            else REASONS[agreed.save]
         )  # fmt: skip
         if reason and saves.saved_step != self._step:
             self._save(reason)
@@ -398,6 +399,10 @@ class Run:
         rank0 = self._rank == 0
         due = SAVE_CLOCK if rank0 and ((saves.idle and self._cadence.due()) or saves.retry_due()) else 0
         overdue = rank0 and saves.overdue()
+        if self._agreement.alone and not (
+            signalled or self._stop_asked or overdue or self._save_asked or due or saves.failure
+        ):
+            return NOTHING  # nobody to tell what a single rank can read itself
         return Flags(
             stop=STOP_SIGNAL if signalled else STOP_ASKED if self._stop_asked else 0,
             save=SAVE_OVERDUE if overdue else SAVE_ASKED if self._save_asked else due,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ckpt.errors import Refused
@@ -25,7 +25,7 @@ class Micro:
         return iter((self.batch, self.weight))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
     """One step of the loop, the unit of commit. Unpacks: ``for step, batch in run.steps(until=...)``."""
 
@@ -34,8 +34,8 @@ class Step:
     first: Any
     weights: Sequence[float] = (1.0,)
     _next: Callable[[], Any] | None = None
-    _taken: list[int] = field(default_factory=lambda: [0])
-    _more: list[int] = field(default_factory=lambda: [0])
+    _taken: int = 0
+    _more: int = 0
 
     @property
     def batch(self) -> Any:
@@ -51,10 +51,10 @@ class Step:
 
         ``ElasticSampler(data, batch, micro=...)`` says how large they may be; without it there is one, of weight 1.
         """
-        if self._taken[0]:
+        if self._taken:
             raise Refused(f"the micro-batches of step {self.number} were taken before")
         for n, weight in enumerate(self.weights):
-            self._taken[0] = n + 1
+            self._taken = n + 1
             batch = self.first if n == 0 or self._next is None else self._next()
             yield Micro(batch, weight, n + 1 == len(self.weights))
 
@@ -65,18 +65,18 @@ class Step:
                           hint="ElasticSampler without micro=…, or a larger batch")  # fmt: skip
         if self._next is None:
             raise Refused("the state has no data to take a batch from", hint="ckpt.State(…, data=loader)")
-        self._more[0] += 1
+        self._more += 1
         return self._next()
 
     @property
     def batches(self) -> int:
         """Global batches that the step has taken by now."""
-        return 1 + self._more[0]
+        return 1 + self._more
 
     def check_taken(self) -> None:
         """The body is done: refuse a step of which micro-batches were left, for they would count as trained on."""
-        if len(self.weights) > 1 and self._taken[0] != len(self.weights):
-            raise Refused(f"step {self.number} took {self._taken[0]} of {len(self.weights)} micro-batches",
+        if len(self.weights) > 1 and self._taken != len(self.weights):
+            raise Refused(f"step {self.number} took {self._taken} of {len(self.weights)} micro-batches",
                           hint="run each: for batch, weight in step.micros; run.stop() ends the loop")  # fmt: skip
 
     def __iter__(self) -> Iterator[Any]:

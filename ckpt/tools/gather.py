@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ckpt.catalog import Candidate, Catalog, Listing
@@ -15,7 +16,6 @@ from ckpt.store.contract import Store
 from ckpt.tools.describe import Facts, Row, lineage, rows
 
 READS_IN_FLIGHT = 16
-Lineage = tuple[tuple[Epoch, Attempt | None], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class RunView:
     total: int
     hidden: int
     newest_valid: Attempt | None
-    lineage: Lineage
+    lineage: tuple[tuple[Epoch, Attempt | None], ...]
     newest_claim: Claim | None
     problem: Damaged | None = None
 
@@ -35,7 +35,7 @@ def view_run(catalog: Catalog, listing: Listing, *, everything: bool, limit: int
     """Read and check the newest ``limit`` attempts (0: all); ``everything`` adds those that are not to be used."""
     counted: list[Attempt] = []
     usable: list[Attempt] = []
-    line: Lineage = ()
+    line: tuple[tuple[Epoch, Attempt | None], ...] = ()
     problem = None
     try:
         counted, usable = catalog.counted(listing), catalog.usable(listing)
@@ -64,7 +64,7 @@ def view_run(catalog: Catalog, listing: Listing, *, everything: bool, limit: int
         listing=listing, counted=counted, usable=usable, checked=checked, newest_valid=newest, folders=folders,
         claims={e: c for e, c in claims.items() if c}, quarantine_reasons=reasons,
         commits={a: c for a, c in commits.items() if c},
-        rolled_back=_rolled_back(catalog, line, listing.commits.difference(counted)),
+        rolled_back=_rolled_back(catalog, listing, {a for a in committed if a not in counted}),
     )  # fmt: skip
     newest_claim = claims.get(listing.newest_epoch) if listing.newest_epoch else None
     return RunView(
@@ -73,9 +73,14 @@ def view_run(catalog: Catalog, listing: Listing, *, everything: bool, limit: int
     )  # fmt: skip
 
 
-def _rolled_back(catalog: Catalog, line: Lineage, off_line: Collection[Attempt]) -> frozenset[Attempt]:
-    """Those that a start of the line left behind when it went back, as it was asked to, to an older step."""
-    backs = [(epoch, base) for epoch, base in line if base is not None and catalog.went_back(epoch)] if off_line else []
+def _rolled_back(catalog: Catalog, listing: Listing, off_line: Collection[Attempt]) -> frozenset[Attempt]:
+    """Those that a start left behind when it went back, as it was asked to, to an older step."""
+    oldest = min((a.epoch for a in off_line), default=None)
+    backs: list[tuple[Epoch, Attempt]] = []
+    for epoch in () if oldest is None else sorted(e for e in listing.with_base if e > oldest):
+        with suppress(Damaged, ObjectMissing, Unsupported):  # it only tells why
+            if (base := catalog.rolled_back_to(epoch)) is not None:
+                backs.append((epoch, base))
     return frozenset(a for a in off_line for epoch, base in backs if base < a and base.epoch <= a.epoch < epoch)
 
 

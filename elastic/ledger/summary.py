@@ -131,19 +131,20 @@ class Metrics:
 
     def __init__(self, *, level: int) -> None:
         self._level = level
-        self._waiting: list[tuple[int, dict[str, _Later]]] = []
+        self._waiting: list[tuple[int, dict[str, float | _Later]]] = []
         self._rows: dict[str, list[float]] = {}  # n, sum, min, max, last: cheap to add to between two steps
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Keep ``values`` of step number ``step``; starts copies from devices, waits for nothing."""
-        self._waiting.append((step, {name: _Later(name, value) for name, value in values.items()}))
+        numbers: dict[str, float | _Later] = {name: _number(name, value) for name, value in values.items()}
+        self._waiting.append((step, numbers))
 
     def settle(self, before: int) -> None:
         """Read, log and sum up what came in steps before number ``before``."""
         while self._waiting and self._waiting[0][0] < before:
             step, values = self._waiting.pop(0)
-            numbers = {name: later.read() for name, later in values.items()}
-            if _log.isEnabledFor(self._level):
+            numbers = {name: x if isinstance(x, float) else x.read() for name, x in values.items()}
+            if self._level >= logging.INFO and _log.isEnabledFor(self._level):
                 _log.log(self._level, "step %d  %s", step, "  ".join(f"{k}={v:.6g}" for k, v in numbers.items()))
             for name, x in numbers.items():
                 row = self._rows.get(name)
@@ -163,33 +164,35 @@ class Metrics:
 
 def one(name: str, value: Any) -> Metric:
     """A metric of one value, read at once."""
-    x = _Later(name, value).read()
+    number = _number(name, value)
+    x = number if isinstance(number, float) else number.read()
     return Metric(name=name, last=x, mean=x, min=x, max=x)
 
 
-class _Later:
-    """A number, or a one-element tensor on its way to the host."""
-
-    def __init__(self, name: str, value: Any) -> None:
-        self._ready: torch.Event | None = None
-        if not isinstance(value, torch.Tensor):
-            self._value: Any = value
-        elif value.numel() != 1:
+def _number(name: str, value: Any) -> float | _Later:
+    """A number; of a tensor on a device a promise of one."""
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
             raise Refused(f"{name} has {value.numel()} elements", hint=f"log a number: {name}={name}.mean()")
-        elif hasattr(value, "full_tensor"):
+        if hasattr(value, "full_tensor"):
             raise Refused(
                 f"{name} is spread over ranks", hint=f"log what is the same on all: {name}={name}.full_tensor()"
             )
-        elif value.device.type == "cpu":
-            self._value = value.detach().clone()
-        else:  # into pinned memory, behind what is queued: the host goes on
-            self._value = value.detach().to("cpu", non_blocking=True)
-            self._ready = torch.Event(value.device)
-            self._ready.record()
-        if isinstance(value, str) or not hasattr(self._value, "__float__"):
-            raise Refused(f"{name} is a {type(value).__name__}, not a number")
+        return float(value.item()) if value.is_cpu else _Later(value)
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        raise Refused(f"{name} is a {type(value).__name__}, not a number")
+    return float(value)
+
+
+class _Later:
+    """A one-element tensor on its way to the host, into pinned memory, behind what is queued: the host goes on."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self._value = value.detach().to("cpu", non_blocking=True)
+        self._ready = torch.Event(value.device)
+        self._ready.record()
 
     def read(self) -> float:
-        if self._ready is not None:
-            self._ready.synchronize()
+        """Waits for it."""
+        self._ready.synchronize()
         return float(self._value)

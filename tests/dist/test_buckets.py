@@ -34,7 +34,7 @@ class Net(nn.Module):
 def train(folder: str, stops: list[int], pinned: bool = True, bare: bool = False) -> list[bytes]:
     """A process's worth of starts: each begins with a DDP of its own; the weights in the end."""
     if not pinned:
-        buckets.pin.__code__ = (lambda state: None).__code__
+        buckets.pin.__code__ = (lambda state: []).__code__
     for stop in stops:
         torch.manual_seed(0)
         ddp = DistributedDataParallel(Net())

@@ -70,5 +70,5 @@ def test_on_other_ranks_a_loader_refuses_or_goes_on_and_says_so(tmp_path: Path) 
     (last,) = [x for x in job.lines() if x.get("event") == "resumed" and x["world"] == 1]
     assert last["at"] >= 3
     assert last["inexact"] == [
-        "data: saved on 2 ranks, here 1: 1 ranks go on where they were; samples may be missed or repeated"
+        "data: saved on 2 ranks, here 1: 1 rank goes on where it was; samples may be missed or repeated"
     ]

@@ -131,7 +131,7 @@ def statistics_of_each_rank() -> list[str]:
 
 
 def test_buffers_that_stay_different_are_named() -> None:
-    text = "model: DistributedDataParallel(broadcast_buffers=False); of its buffers rank 0's alone are saved"
+    text = "model (DistributedDataParallel(broadcast_buffers=False)): of its buffers rank 0's alone are saved"
     assert run_ranks(2, statistics_of_each_rank) == [[text]] * 2
 
 

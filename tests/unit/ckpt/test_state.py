@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import ckpt
 from ckpt.errors import Mismatch, Refused
@@ -206,6 +207,9 @@ class Odd:
     ("entries", "text"),
     [
         ({"x": object()}, "State(x=…): object has no state_dict"),
+        ({"data": DataLoader([1, 2])}, "State(data=…): this DataLoader has no position that could be saved"),  # type: ignore[arg-type]
+        ({"data": (n for n in (1, 2))}, "State(data=…): this generator has no position that could be saved"),
+        ({"data": iter(DataLoader([1, 2]))}, "ElasticSampler"),  # type: ignore[arg-type]
         ({"rng": 1}, "'rng' is the name of the random streams"),
         ({"a.b": 1}, "no dots"),
         ({"optim": torch.optim.SGD(nn.Linear(1, 1).parameters())}, "are in no module of it"),

@@ -96,20 +96,49 @@ def test_a_script_that_registers_all_is_left_alone() -> None:
     assert look(state, kept | more) == ()
 
 
+TRAINER = (
+    "trainer.extra['noise'][0] (Generator): the random stream begins anew → "
+    "ckpt.State(…, noise=trainer.extra['noise'][0])"
+)
+LOST = "it (data iterator): its position is lost → ckpt.State(…, data=loader), batches from run.steps"
 CASES: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
-    "optimizer": (lambda k: {"opt": torch.optim.SGD(k["model"].parameters())}, "opt: SGD, an optimizer"),
-    "scaler": (lambda _: {"scaler": torch.amp.GradScaler("cpu")}, "scaler: GradScaler; the scale"),
-    "average": (lambda k: {"ema": AveragedModel(k["model"])}, "ema: AveragedModel, an average"),
-    "copy": (lambda k: {"best": copy.deepcopy(k["model"])}, "best: Sequential, as large as a module of the State"),
-    "torch stream": (lambda _: {"g": torch.Generator()}, "g: Generator, a random stream"),
-    "numpy stream": (lambda _: {"rng": np.random.default_rng(1)}, "rng: Generator, a random stream"),
-    "python stream": (lambda _: {"rng": random.Random(1)}, "rng: Random, a random stream"),
-    "loader iterator": (lambda _: {"it": iter(DataLoader(DATA))}, "it: _SingleProcessDataLoaderIter, an iterator"),
-    "generator": (lambda _: {"it": endless(DataLoader(DATA))}, "it: generator, an iterator"),
-    "metric": (lambda _: {"accuracy": Accuracy()}, "accuracy: Accuracy, a metric"),
-    "in a list": (lambda _: {"all": [1, random.Random(1)]}, "all[1]: Random"),
-    "in a dict": (lambda _: {"cfg": {"a": {"rng": random.Random(1)}}}, "cfg['a']['rng']: Random"),
-    "in an object": (lambda k: {"trainer": Trainer(k["model"])}, "trainer.extra['noise'][0]: Generator"),
+    "optimizer": (
+        lambda k: {"opt": torch.optim.SGD(k["model"].parameters())},
+        "opt (SGD): its moments and steps begin anew → ckpt.State(…, opt=opt)",
+    ),
+    "scaler": (
+        lambda _: {"scaler": torch.amp.GradScaler("cpu")},
+        "scaler (GradScaler): the scale of the loss begins anew → ckpt.State(…, scaler=scaler)",
+    ),
+    "average": (
+        lambda k: {"ema": AveragedModel(k["model"])},
+        "ema (AveragedModel): the average of weights begins anew → ckpt.State(…, ema=ema)",
+    ),
+    "copy": (lambda k: {"best": copy.deepcopy(k["model"])}, "best (Sequential): as large as a module of the State (an"),
+    "torch stream": (
+        lambda _: {"g": torch.Generator()},
+        "g (Generator): the random stream begins anew → ckpt.State(…, g=g)",
+    ),
+    "numpy stream": (
+        lambda _: {"rng": np.random.default_rng(1)},
+        "rng (Generator): the random stream begins anew → ckpt.State(…, rng2=rng)",
+    ),
+    "python stream": (
+        lambda _: {"rng": random.Random(1)},
+        "rng (Random): the random stream begins anew → ckpt.State(…, rng2=rng)",
+    ),
+    "loader iterator": (lambda _: {"it": iter(DataLoader(DATA))}, LOST),
+    "generator": (lambda _: {"it": endless(DataLoader(DATA))}, LOST),
+    "metric": (
+        lambda _: {"accuracy": Accuracy()},
+        "accuracy (Accuracy): what it has summed up is lost → give it state_dict and load",
+    ),
+    "in a list": (
+        lambda _: {"all": [1, random.Random(1)]},
+        "all[1] (Random): the random stream begins anew → ckpt.State(…, all=all[1])",
+    ),
+    "in a dict": (lambda _: {"cfg": {"a": {"rng": random.Random(1)}}}, "cfg['a']['rng'] (Random): the random"),
+    "in an object": (lambda k: {"trainer": Trainer(k["model"])}, TRAINER),
 }
 
 
@@ -134,7 +163,7 @@ def test_the_variables_of_callers_are_looked_at_up_to_the_one_that_has_the_state
 
     holder = [state]
     found = loop()
-    assert [what.partition(":")[0] for what in found if "Random" in what] == ["inner", "rng"]
+    assert [what.partition(" ")[0] for what in found if "Random" in what] == ["inner", "rng"]
     assert rng
 
 
@@ -146,7 +175,9 @@ def test_what_an_entry_saves_itself_is_not_named() -> None:
 
 def test_a_stream_inside_a_registered_module_is_named_for_its_state_dict_has_tensors_only() -> None:
     model = nn.Sequential(Augmenting())
-    assert look(ckpt.State(model=model), {"net": model}) == ("net.0.rng: Generator, a random stream; it begins anew",)
+    assert look(ckpt.State(model=model), {"net": model}) == (
+        "net.0.rng (Generator): the random stream begins anew → ckpt.State(…, rng2=…)",
+    )
 
 
 def test_a_scheduler_is_found_wherever_it_is_kept() -> None:
@@ -154,9 +185,9 @@ def test_a_scheduler_is_found_wherever_it_is_kept() -> None:
     state = ckpt.State(model=kept["model"], optim=kept["optim"])
     sched: LRScheduler = kept.pop("sched")
     (found,) = look(state, {})
-    assert found == "a LambdaLR: a scheduler of an optimizer of the State"
+    assert found == "a scheduler (LambdaLR): the learning rate begins anew → ckpt.State(…, sched=…)"
     (found,) = look(state, {"sched": sched})
-    assert found == "sched: LambdaLR, a scheduler; the learning rate begins anew"
+    assert found == "sched (LambdaLR): the learning rate begins anew → ckpt.State(…, sched=sched)"
 
 
 def test_the_parts_of_a_registered_schedule_are_part_of_it() -> None:
@@ -166,14 +197,14 @@ def test_the_parts_of_a_registered_schedule_are_part_of_it() -> None:
     sched = SequentialLR(optim, parts, milestones=[2])
     assert look(ckpt.State(model=model, optim=optim, sched=sched), {"sched": sched, "parts": parts}) == ()
     assert look(ckpt.State(model=model, optim=optim), {}) == (
-        "a SequentialLR: a scheduler of an optimizer of the State",
+        "a scheduler (SequentialLR): the learning rate begins anew → ckpt.State(…, sched=…)",
     )
 
 
 def test_an_optimizer_behind_a_registered_scheduler_is_named() -> None:
     kept, _ = training()
     (found,) = look(ckpt.State(model=kept["model"], sched=kept["sched"]), {"optim": kept["optim"]})
-    assert found.startswith("optim: AdamW")
+    assert found.startswith("optim (AdamW): ")
 
 
 def test_it_is_quick_on_large_variables() -> None:
@@ -189,9 +220,9 @@ def test_it_is_logged_once_with_what_to_write(caplog: pytest.LogCaptureFixture) 
     rng = random.Random(1)
     with caplog.at_level(logging.WARNING, "elastic"):
         found = unregistered(state, sys._getframe(), log=True)
-    assert any(what.startswith("rng: Random") for what in found)
-    assert "not saved with the State, so not restored: " in caplog.text
-    assert "ckpt.State(…, name=object)" in caplog.text
+    assert any(what.startswith("rng (Random)") for what in found)
+    (said,) = (r.getMessage() for r in caplog.records)
+    assert said.splitlines() == ["not saved with the State, so not restored:", *(f"  {what}" for what in found)]
     assert rng
 
 
@@ -204,7 +235,7 @@ def test_a_run_looks_at_its_loop_and_says_so_once(tmp_path: Path, caplog: pytest
             for _ in run.steps(until=until):
                 kept["optim"].step()
     assert [what for what in run.unregistered if what.startswith("rng")] == [
-        "rng: Random, a random stream; it begins anew"
+        "rng (Random): the random stream begins anew → ckpt.State(…, rng2=rng)"
     ]
     assert sum("not saved with the State" in r.getMessage() for r in caplog.records) == 1
     assert rng

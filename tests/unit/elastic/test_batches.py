@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import ckpt
+from ckpt.errors import Refused
 from elastic import ElasticSampler, Run
 from elastic.batches import Batches
 
@@ -79,6 +80,21 @@ def test_a_sampler_that_counts_trained_steps_is_asked_before_a_loader_that_count
             seen += [batch.tolist() for _, batch in run.steps(until=until)]
         source._iterator._shutdown_workers()
     assert seen == [next(meant) for _ in range(4)]
+
+
+def test_a_step_in_place_of_one_that_was_left_takes_all_its_batches(tmp_path: Path) -> None:
+    def train() -> None:
+        with Run(str(tmp_path), ckpt.State(data=Walk()), every=1) as run:
+            for step in run.steps(until=2):
+                assert [step.batch, step.next_batch(), step.next_batch()] == [1, 2, 3]
+                break
+            for step in run.steps(until=2):
+                assert step.batch == 1
+
+    with pytest.raises(Refused, match=r"had taken 3 batches, and the one in its place took 1: .* lose 2") as caught:
+        train()
+    assert caught.value.hint == "take all 3 in that step: step.batch and 2 x step.next_batch()"
+    assert not list(tmp_path.glob("commits/*"))
 
 
 def test_batches_of_a_finished_step_do_not_come_again() -> None:

@@ -47,8 +47,9 @@ def test_a_time_limit_counts_from_the_start_of_the_process(monkeypatch: pytest.M
     assert asked is not None
     assert asked.within_s is not None
     assert 95 < asked.within_s <= 100
-    with pytest.raises(Refused, match="no time is left"):
+    with pytest.raises(Refused, match="no time is left") as caught:
         near.open()
+    assert "a smaller before=" in (caught.value.hint or "")
 
 
 def test_under_torchrun_it_counts_from_the_start_of_that(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,10 +71,12 @@ def test_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Slurm" in asked.source
 
 
-@pytest.mark.parametrize(("limit", "before"), [("1m", "2m"), (5.0, 5.0)])
+@pytest.mark.parametrize(("limit", "before"), [("20s", "2m"), (20.0, 20.0)])
 def test_a_limit_without_room_is_refused(limit: str | float, before: str | float) -> None:
-    with pytest.raises(Refused, match="leaves nothing"):
+    with pytest.raises(Refused, match="leaves nothing") as caught:
         TimeLimit(limit, before=before)
+    assert (caught.value.hint or "").startswith('TimeLimit("20s", before="5s")')
+    TimeLimit("20s", before="5s")
 
 
 @pytest.fixture

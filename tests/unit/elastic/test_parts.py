@@ -23,7 +23,9 @@ from elastic.ledger.summary import Metrics, StepTimes, one
 from elastic.stop import StopRequests
 
 
-@pytest.mark.parametrize(("every", "text"), [(500, "500 steps"), ("500 steps", "500 steps"), ("1 step", "1 steps")])
+@pytest.mark.parametrize(
+    ("every", "text"), [(500, "500 steps"), ("500 steps", "500 steps"), ("500", "500 steps"), ("1 step", "1 steps")]
+)
 def test_cadence_in_steps(every: int | str, text: str) -> None:
     cadence = parse_every(every)
     assert isinstance(cadence, EverySteps)
@@ -76,7 +78,7 @@ def test_automatic_cadence_follows_what_saves_cost() -> None:
     assert few < many
 
 
-@pytest.mark.parametrize("bad", [0, -5, "0 steps", "ten", "10", "0s", True, None, 2.5, ""])
+@pytest.mark.parametrize("bad", [0, -5, "0 steps", "ten", "0", "-10", "1.5", "0s", True, None, 2.5, ""])
 def test_what_is_no_cadence_is_refused(bad: Any) -> None:
     with pytest.raises(Refused, match="every="):
         parse_every(bad)
@@ -197,6 +199,18 @@ def test_sources_that_would_lose_their_place_are_refused() -> None:
     Batches(DataLoader(data, batch_size=2, sampler=Counting(data)))
     with pytest.raises(Refused, match="data is a int"):
         Batches(5)
+
+
+def test_a_batch_sampler_passed_as_a_sampler_is_refused() -> None:
+    data = TensorDataset(torch.arange(40))
+    wrong = DataLoader(data, sampler=ElasticSampler(data, 10), batch_size=4)  # type: ignore[arg-type]
+    with pytest.raises(Refused, match="data: ElasticSampler is a batch sampler, but was passed as sampler=") as caught:
+        Batches(wrong)
+    assert caught.value.hint == "DataLoader(dataset, batch_sampler=elastic.ElasticSampler(dataset, batch))"
+    whole = DataLoader(torch.arange(40), sampler=ElasticSampler(data, 10), batch_size=None)  # type: ignore[arg-type,var-annotated]
+    batches = Batches(whole)  # a dataset that takes a list of indices: nothing batches the batches again
+    batches.begin()
+    assert len(batches.next()) == 10
 
 
 def test_completed_steps_move_the_sampler() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 import ckpt
+from ckpt import cli
 from ckpt.errors import Damaged, Mismatch, NotFound, Refused
 from elastic import Run
 from elastic.ledger.events import Resumed
@@ -33,6 +35,8 @@ def test_rolling_back_trains_again_from_there(tmp_path: Path) -> None:
     run = again.train(9, start=3)
     assert (run.resumed.step, run.resumed.rolled_back, run.resumed.rng) == (3, 9, "restored")
     assert "rolled back as asked: steps after it, up to 9" in str(run.resumed)
+    assert ", 1 rank, random streams restored" in str(run.resumed)
+    assert str(first.last.resumed) == "fresh run on 1 rank"
     assert again.trained == first.trained[3:]
     told = [e.data for e in events(tmp_path) if isinstance(e.data, Resumed)]
     assert [(r.rolled_back, r.skip) for r in told] == [(None, 0), (9, 0)]
@@ -44,12 +48,17 @@ def test_a_start_at_the_newest_step_rolls_nothing_back(tmp_path: Path) -> None:
     assert (resumed.step, resumed.rolled_back) == (9, None)
 
 
-def test_what_was_saved_after_the_step_counts_no_longer(tmp_path: Path) -> None:
+def test_what_was_saved_after_the_step_counts_no_longer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved_up_to(tmp_path)
     with pytest.raises(ZeroDivisionError):
         Training(tmp_path).train(9, at(4, crash), start=3)
     assert Training(tmp_path).train(9).resumed.step == 3
     assert [int(p.name[7:12]) for p in sorted((tmp_path / "steps").iterdir())] == [3, 6, 9]
+    assert cli.run(["ls", str(tmp_path), "--all", "--json"]) == 0
+    rows = [(r["step"], r["state"], r["notes"]) for r in json.loads(capsys.readouterr().out)["rows"]]
+    back = ("unknown", ["rolled back from: never chosen"])
+    assert sorted(r for r in rows if r[1] == "unknown") == [(6, *back), (9, *back)]
+    assert sorted(r[0] for r in rows if r[1] == "committed") == [3, 6, 9]
 
 
 def test_skipping_leaves_out_batches_and_nothing_else(tmp_path: Path) -> None:
@@ -152,7 +161,7 @@ def test_warm_start_takes_weights_and_nothing_else(tmp_path: Path) -> None:
     cold.train(3)
     assert [ids for _, ids, _ in warm.trained] == [ids for _, ids, _ in cold.trained]
     (told,) = [e.data for e in events(tmp_path / "new") if isinstance(e.data, Resumed)]
-    assert told.warm == f"{tmp_path / 'other'}, step 6"
+    assert told.warm == f"{tmp_path / 'other'}, step 6 (4 tensors proven)"
     again = Training(tmp_path / "new")
     again.train(4, warm_start=str(tmp_path / "other"))  # a restart resumes its own
     assert again.last.resumed.step == 3
@@ -173,14 +182,51 @@ def test_warm_start_does_not_move_the_random_streams(tmp_path: Path) -> None:
 
 def test_warm_start_from_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
     Training(tmp_path / "other").train(3)
-    with pytest.raises(Mismatch, match="do not fit") as caught:
-        Run(str(tmp_path / "new"), ckpt.State(model=nn.Linear(4, 2)), warm_start=str(tmp_path / "other")).__enter__()
+    url = str(tmp_path / "other")
+    with pytest.raises(Mismatch, match="6 of 6 entries do not fit") as caught:
+        Run(str(tmp_path / "new"), ckpt.State(model=nn.Linear(4, 2)), warm_start=url).__enter__()
     assert any("model.weight" in text for _, text in caught.value.facts)
+    with pytest.raises(Mismatch) as caught:
+        Run(str(tmp_path / "new"), ckpt.State(net=nn.Linear(4, 2), m=nn.Linear(1, 1)), warm_start=url).__enter__()
+    assert caught.value.message.startswith(f"warm start from {url}, step 3: 4 of 4 entries do not fit")
+    assert caught.value.facts[:2] == [("in the step", "model"), ("in the State", "net, m")]
+    assert "or start a new run URL" not in str(caught.value)
+
+
+def test_the_way_to_a_part_of_other_weights_that_a_refusal_names(tmp_path: Path) -> None:
+    url, new = str(tmp_path / "other"), str(tmp_path / "backbone")
+    model = nn.ModuleDict({"body": nn.Linear(4, 2), "head": nn.Linear(2, 1)})
+    with Run(url, ckpt.State(model=model), every=1) as run:
+        for _ in run.steps(until=1):
+            pass
+    tuned = nn.ModuleDict({"body": nn.Linear(4, 2), "head": nn.Linear(2, 5)})
+    state = ckpt.State(model=tuned)
+    with pytest.raises(Mismatch) as caught:
+        Run(str(tmp_path / "new"), state, warm_start=url).__enter__()
+    for said in (f"ckpt export {url}@1 OUT --to safetensors --only 'OLD.*'", "ckpt adopt OUT NEW_URL --rename OLD=NEW",
+                 "init=lambda: ckpt.open(NEW_URL).load(ckpt.State(backbone=model.backbone), part=True)"):  # fmt: skip
+        assert said in (caught.value.hint or "")
+    out = str(tmp_path / "out")
+    assert (
+        cli.run(["export", f"{url}@1", out, "--to", "safetensors", "--only", "model.body.*", "--strip", "model."]) == 0
+    )
+    assert cli.run(["adopt", out, new, "--rename", "body.=backbone."]) == 0
+
+    def init() -> object:
+        return ckpt.open(new).load(ckpt.State(backbone=tuned["body"]), part=True)
+
+    head = tuned["head"].weight.clone()
+    with Run(str(tmp_path / "new"), state, init=init):
+        assert torch.equal(tuned["body"].weight, model["body"].weight)
+        assert torch.equal(tuned["head"].weight, head)
 
 
 def test_warm_start_from_nothing_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="no committed step"):
-        Training(tmp_path / "new").train(2, warm_start=str(tmp_path / "nothing"))
+    url = str(tmp_path / "nothing")
+    with pytest.raises(NotFound) as caught:
+        Training(tmp_path / "new").train(2, warm_start=url)
+    assert caught.value.message == f"warm_start={url}: no run and no committed step there"
+    assert caught.value.hint == f"check the URL   |   ckpt ls {url}"
 
 
 class Rotary(nn.Module):
@@ -234,6 +280,11 @@ def test_a_model_without_memory_is_refused_with_what_to_do(tmp_path: Path) -> No
         Run(str(tmp_path), ckpt.State(model=model)).__enter__()
     assert "model.to_empty(device=" in (caught.value.hint or "")
     assert not tmp_path.joinpath("epochs").exists()
+
+
+def test_what_is_skipped_needs_a_step_to_go_back_to(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="skip=5 needs start=STEP: it leaves out the 5 batches after that step"):
+        Training(tmp_path).train(2, skip=5)
 
 
 @pytest.mark.parametrize(

@@ -374,7 +374,7 @@ def test_what_is_summed_up_beside_the_state_is_named() -> None:
 
     accuracy = Metric()
     (found,) = (w for w in unregistered(ckpt.State(n=1), sys._getframe(), log=False) if w.startswith("accuracy"))
-    assert found == "accuracy: Metric, a metric; what it has summed up is lost"
+    assert found == "accuracy (Metric): what it has summed up is lost → ckpt.State(…, accuracy=accuracy)"
     assert accuracy.n == 0
 
 
