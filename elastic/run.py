@@ -54,7 +54,7 @@ _log = logging.getLogger("elastic")
 _one_at_a_time = threading.Lock()
 LONG_STEP_S = 1.0  # from then on a round trip at each boundary is nothing, and a stop saves a step earlier
 REASONS = {0: None, SAVE_OVERDUE: "overdue", SAVE_CLOCK: "clock", SAVE_ASKED: "asked"}
-AGREE_S, MOST_STEPS = 0.1, 4  # shorter steps agree so often, but not seldom in steps, for those may become long
+AGREE_S, MOST_STEPS = 0.4, 4  # shorter steps agree so often, but not seldom in steps, for those may become long
 
 
 class Run:
@@ -79,7 +79,7 @@ class Run:
 
     What asks to stop: SIGTERM, SIGUSR1, Ctrl-C, which are followed by SIGKILL after ``grace`` ("30s", as torchrun and
     Kubernetes have it), and ``stop_on``: ``elastic.StopFile``, ``TimeLimit``, ``NoticeUrl``. All ranks stop at the same
-    step: with steps of a second and more the one that was under way; else within two, where they are shorter than 0.1 s
+    step: with steps of a second and more the one that was under way; else within two, where they are shorter than 0.4 s
     within up to five. The ledger says whether the save was done in time.
 
     Leaving the block waits until the last save is durable; after a signal or a notice it then ends the process with
@@ -191,7 +191,7 @@ class Run:
     """What entering restored: step, attempt, what was skipped and why, seconds by phase."""
 
     unregistered: tuple[str, ...] = ()
-    """What the loop keeps beside the state, so that it is not saved: "name: why". Known when the loop has begun."""
+    """What the loop keeps beside the state, so that it is not saved: what, and what to write. Known when the loop has begun."""
 
     @property
     def step(self) -> int:

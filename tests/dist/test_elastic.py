@@ -199,7 +199,7 @@ def broken_on_one_rank(folder: str, policy: str) -> tuple[str, int]:
                     run.save()  # which rank 1 hears of a step later
                 total = torch.ones(1)
                 dist.all_reduce(total)
-                time.sleep(0.11 if step < 6 else 0.01)  # long enough for the ranks to agree after each
+                time.sleep(0.41 if step < 6 else 0.01)  # long enough for the ranks to agree after each
     except CkptError as error:
         return error.code, run.step
     return "no error", run.step
