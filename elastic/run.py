@@ -191,7 +191,7 @@ class Run:
     """What entering restored: step, attempt, what was skipped and why, seconds by phase."""
 
     unregistered: tuple[str, ...] = ()
-    """What the loop keeps beside the state, so that it is not saved: what, and what to write. Known when the loop has begun."""
+    """What the loop keeps beside the state, so that it is not saved, and what to write. Known once the loop runs."""
 
     @property
     def step(self) -> int:

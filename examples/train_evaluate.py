@@ -54,8 +54,8 @@ def main() -> None:
             if (step + 1) % args.evaluate == 0:
                 total = torch.zeros(2)
                 with run.evaluation() as ev:
-                    for _, inputs, targets in ev.batches(DataLoader(held_out, batch_size=16)):
-                        total += torch.tensor([float((net(inputs) - targets).square().sum()), len(inputs)])
+                    for _, x, y in ev.batches(DataLoader(held_out, batch_size=16)):
+                        total += torch.tensor([float((net(x) - y).square().sum()), len(x)])
                     if world > 1:
                         dist.all_reduce(total)
                 if not ev.stopped:
