@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -99,7 +98,7 @@ def draw(
         raise ValueError(f"step {step} is not inside the run, which has {last_step} steps")
     return Moment(
         step=step, rank=when.rank if when.rank is not None else _dice(seed, "rank").randrange(world),
-        fraction=round(_dice(seed, "fraction").random(), 3), lowest=lowest, highest=highest,
+        fraction=_fraction(_dice(seed, "fraction")), lowest=lowest, highest=highest,
         needs_commit=when.after == "commit" and first_commit is not None,
     )  # fmt: skip
 
@@ -107,9 +106,14 @@ def draw(
 def draw_again(seed: int, number: int, when: When, *, world: int) -> tuple[int, float]:
     """Rank, and fraction of a step to wait, of strike ``number`` (from 1), whose step nobody can know before."""
     rank = when.rank if when.rank is not None else _dice(seed, f"{number}/rank").randrange(world)
-    return rank, round(_dice(seed, f"{number}/fraction").random(), 3)
+    return rank, _fraction(_dice(seed, f"{number}/fraction"))
 
 
 def _dice(seed: int, purpose: str) -> random.Random:
     """A stream of its own for each question, so that pinning one answer does not move another."""
     return random.Random(f"{seed}/{purpose}")
+
+
+def _fraction(dice: random.Random) -> float:
+    """From 0 to 0.999: as it is printed, so that a replay gets the same."""
+    return min(round(dice.random(), 3), 0.999)

@@ -79,7 +79,11 @@ class _Server:
         why = "asked for" if self._method == "spawn" else None
         if why is None:
             for name in modules:
-                importlib.import_module(name)
+                try:
+                    importlib.import_module(name)
+                except ModuleNotFoundError:
+                    if name not in PRELOAD:  # those only save time
+                        raise
             why = unsafe_to_fork()
             gc.collect()
             gc.freeze()  # the collector of a child would otherwise write to, and so copy, all pages

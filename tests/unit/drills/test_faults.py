@@ -252,8 +252,9 @@ def test_a_gate_for_later_steps_holds_nobody(jobs: Jobs) -> None:
 
 def test_a_local_storage_refuses_file_calls_until_it_is_healed(jobs: Jobs) -> None:
     fault = StorageFault(kind="reset")
-    p = jobs.start(WRITER.replace("with open", "if 0: open").replace(" as f: f.write(b'x')", ""), str(jobs.site.local),
-                   env=fault.setup(jobs.site))  # fmt: skip
+    patient = WRITER.replace("    with open(data, 'wb') as f: f.write(b'x')\n", "")  # it only commits, and takes a no
+    assert patient != WRITER
+    p = jobs.start(patient, str(jobs.site.local), env=fault.setup(jobs.site))
     fault.inject(jobs.site)
     assert p.stdout is not None
     assert p.stdout.readline() == "refused 5\n"
