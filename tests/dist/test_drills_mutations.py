@@ -1,4 +1,4 @@
-"""Two planted mistakes that a drill has to fail; ``python -m tests.soak.drills_mutations`` holds them all."""
+"""A planted mistake that a drill has to fail; ``python -m tests.soak.drills_mutations`` holds them all."""
 
 from __future__ import annotations
 
