@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +11,6 @@ from torch import nn
 import ckpt
 from ckpt.errors import Mismatch, NotFound, Refused
 from elastic import membership
-
-_log = logging.getLogger("elastic")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

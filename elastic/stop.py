@@ -105,9 +105,7 @@ class StopRequests:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
-            # None: installed from C, which python cannot put back
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._put_back()
         self._close()
 
     def hand_on(self) -> None:
@@ -117,8 +115,7 @@ class StopRequests:
 
     def leave_child(self) -> None:
         """In a forked process: it neither outlives a SIGTERM nor speaks for its parent."""
-        for number, handler in self._before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._put_back()
         if self._before and self._awake == -1:
             signal.set_wakeup_fd(-1)
         self._before = {}
@@ -128,6 +125,11 @@ class StopRequests:
         for number in self._before:
             signal.signal(number, signal.SIG_IGN)
         self._close()
+
+    def _put_back(self) -> None:
+        for number, handler in self._before.items():
+            # None: installed from C, which python cannot put back
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _close(self) -> None:
         self._before = {}
