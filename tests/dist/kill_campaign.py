@@ -51,9 +51,9 @@ def kill_one(job: Job, rng: random.Random, nproc: int, *, budget_s: float) -> fl
     return None
 
 
-def wrong(drilled: Path, control: Path) -> str:
-    """What is not as in the undisturbed run; empty for nothing."""
-    a, b = step_folder(drilled / "run", STEPS), step_folder(control / "run", STEPS)
+def wrong(drilled: Path, control: Path, steps: int = STEPS) -> str:
+    """What is not as in the undisturbed run of so many steps; empty for nothing."""
+    a, b = step_folder(drilled / "run", steps), step_folder(control / "run", steps)
     bad = differences(a, b)
     seen, meant = (by_step(Job.read(folder / "log")) for folder in (drilled, control))
     bad += [f"step {s} rank {r}" for (s, r), values in seen.items() if values != meant.get((s, r))]

@@ -12,15 +12,11 @@ import random
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from tests.dist.kill_campaign import kill_one, start, wrong
+from tests.soak.restarts import results
 
 OUT = Path("out/soak/kills.jsonl")
-
-
-def results() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in OUT.read_text().splitlines()] if OUT.exists() else []
 
 
 def play(nproc: int, seeds: list[int]) -> None:
@@ -50,16 +46,16 @@ def play(nproc: int, seeds: list[int]) -> None:
 def main(runs: int) -> int:
     """Play every seed that the file does not hold yet."""
     OUT.parent.mkdir(parents=True, exist_ok=True)
-    done = {(r["nproc"], r["seed"]) for r in results()}
+    done = {(r["nproc"], r["seed"]) for r in results(OUT)}
     for nproc in (2, 4):
         if todo := [s for s in range(runs) if (nproc, s) not in done]:
             play(nproc, todo)
     for nproc in (2, 4):
-        mine = [r for r in results() if r["nproc"] == nproc]
+        mine = [r for r in results(OUT) if r["nproc"] == nproc]
         times = sorted(r["first_step_s"] for r in mine if r["first_step_s"] is not None)
         good = sum(not r["bad"] for r in mine)
         print(f"{nproc} ranks: {good} of {len(mine)} came back bit for bit; median {times[len(times) // 2]:.2f} s")
-    return 1 if any(r["bad"] for r in results()) else 0
+    return 1 if any(r["bad"] for r in results(OUT)) else 0
 
 
 if __name__ == "__main__":

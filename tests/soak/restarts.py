@@ -19,8 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.dist.kill_campaign import wrong
 from tests.dist.launch import Job, Line, torchrun
-from tests.dist.readback import by_step, differences, step_folder
 
 OUT = Path("out/soak/restarts.jsonl")
 SCRIPT = Path(__file__).parents[1] / "dist" / "loop.py"
@@ -77,15 +77,7 @@ def play(kind: str, phase: str, seed: int, folder: Path, control: Path) -> str:
             kill(job, rng)
         if status := job.wait(120):
             return job.tail(f"status {status}")
-    return wrong(folder, control)
-
-
-def wrong(folder: Path, control: Path) -> str:
-    bad = differences(step_folder(folder / "run", STEPS), step_folder(control / "run", STEPS))
-    seen, meant = (by_step(Job.read(f / "log")) for f in (folder, control))
-    bad += [f"step {s} rank {r}" for (s, r), values in seen.items() if values != meant.get((s, r))]
-    bad += [f"step {s} rank {r} missing" for (s, r) in meant.keys() - seen.keys()]
-    return ", ".join(bad)
+    return wrong(folder, control, STEPS)
 
 
 def results(out: Path = OUT) -> list[dict[str, Any]]:

@@ -21,8 +21,9 @@ from pathlib import Path
 from ckpt.store import open_store
 from elastic.ledger.events import Stopped
 from elastic.ledger.reader import read
+from tests.dist.kill_campaign import wrong
 from tests.dist.launch import Job, Line
-from tests.soak.restarts import KINDS, controlled, results, start, wait_for, wrong
+from tests.soak.restarts import KINDS, STEPS, controlled, results, start, wait_for
 
 OUT = Path("out/soak/stops.jsonl")
 PHASES = ("training", "save", "evaluation", "long")
@@ -73,7 +74,7 @@ def play(kind: str, phase: str, who: str, seed: int, folder: Path, control: Path
     with begin(kind, folder) as job:
         if status := job.wait(120):
             bad.append(job.tail(f"the next start ended with {status}"))
-    return ", ".join([*bad, wrong(folder, control)]).strip(", "), took_s
+    return ", ".join([*bad, wrong(folder, control, STEPS)]).strip(", "), took_s
 
 
 def miss(kind: str, seed: int, folder: Path, control: Path) -> tuple[str, float]:
@@ -91,7 +92,7 @@ def miss(kind: str, seed: int, folder: Path, control: Path) -> tuple[str, float]
     bad = [] if status == 0 else [f"the next start ended with {status}"]
     if "stop notices missed after step 6: 1" not in output:
         bad.append(f"not reported as missed: {output[-1500:]}")
-    return ", ".join([*bad, wrong(folder, control)]).strip(", "), 0.1
+    return ", ".join([*bad, wrong(folder, control, STEPS)]).strip(", "), 0.1
 
 
 def main(runs: int) -> int:
